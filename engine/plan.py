@@ -1,0 +1,180 @@
+"""The words between the scheduler, which decides, and the runner, which computes.
+
+All plain Python values: a plan or a result may cross threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from chairlift.engine.request import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class NewRow:
+    """A row that gets model state in this step (first admission, or resumption after preemption)."""
+
+    row: int
+    sampling: SamplingParams
+    seed: int
+    """0 .. 2**64-1. The client's seed, or one drawn for the request: every row is seeded."""
+    drawn: int = 0
+    """Tokens this row has drawn before (above 0 after preemption); the counter of its random keys."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A chunk of a row's known tokens to prefill: positions [start, start + len(tokens))."""
+
+    row: int
+    start: int
+    tokens: tuple[int, ...]
+    last: bool
+    """The last known token is in this chunk: the row draws its next token in this step, and from the next
+    plan on it may stand in `decode`."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """One step. Order of effects: release, admit, then one forward over `prefill` and `decode`."""
+
+    number: int
+    release: tuple[int, ...] = ()
+    """Rows whose state is dropped first. Unknown ids are ignored."""
+    admit: tuple[NewRow, ...] = ()
+    prefill: tuple[Span, ...] = ()
+    decode: tuple[int, ...] = ()
+    """Rows that feed their pending token (drawn in the step before, maybe not yet seen by the host) and
+    draw one more."""
+
+    @property
+    def idle(self) -> bool:
+        """Nothing to compute (it may still release rows)."""
+        return not (self.prefill or self.decode)
+
+    @property
+    def rows(self) -> tuple[int, ...]:
+        return tuple(span.row for span in self.prefill) + self.decode
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One drawn token, on the host."""
+
+    token: int
+    logprob: float | None = None
+    """Of the drawn token, under the unfiltered distribution at temperature 1; None unless asked for."""
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What came of one plan that was not idle."""
+
+    number: int
+    samples: Mapping[int, Sample] = field(default_factory=dict)
+    """By row id: every decode row, and every prefill row whose span was its last."""
+    failed: Mapping[int, str] = field(default_factory=dict)
+    """Rows at fault, with one line for the client. Their state is already gone."""
+    lost: Mapping[int, str] = field(default_factory=dict)
+    """Rows whose state went down with a step that was not their fault; their tokens are kept by the
+    scheduler, which starts them again (`NewRow` with `drawn`) or fails them."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerStats:
+    """Memory as the runner sees it, in bytes."""
+
+    rows: int = 0
+    kv_bytes: int = 0
+    """Allocated for all rows' states, padding included."""
+    kv_tokens_bytes: int = 0
+    """What the rows' tokens need of it: kv_bytes less padding."""
+    active_bytes: int = 0
+    cache_bytes: int = 0
+    peak_bytes: int = 0
+
+
+class Runner(Protocol):
+    """Computes plans. Every method is called on the one MLX thread, and blocks."""
+
+    def step(self, plan: StepPlan) -> StepResult | None:
+        """Launch `plan`; return the result of the plan launched before it, or None if none was in flight.
+
+        One step of look-ahead: the host handles step n while the device computes step n + 1. An idle plan
+        is not put in flight, so stepping an idle plan fetches the last result. Never raises: a fault
+        comes back as `failed` or `lost` in the result of its own plan.
+        """
+        ...
+
+    def stats(self) -> RunnerStats: ...
+
+    def close(self) -> None:
+        """Drop all rows, the model, and give memory back to the system."""
+        ...
+
+
+class Tokenizer(Protocol):
+    """What the engine and the surfaces need of a tokenizer. Safe to call from any thread."""
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def eos_token_ids(self) -> frozenset[int]: ...
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]: ...
+
+    def decode(self, token_ids: list[int], *, skip_special_tokens: bool = False) -> str:
+        """Text of the tokens; bytes that are no whole character give U+FFFD."""
+        ...
+
+    @property
+    def has_chat_template(self) -> bool: ...
+
+    def apply_chat_template(
+        self,
+        messages: list[dict[str, object]],
+        *,
+        tools: list[dict[str, object]] | None = None,
+        add_generation_prompt: bool = True,
+        **kwargs: object,
+    ) -> list[int]:
+        """Token ids of the rendered conversation, special tokens as the template writes them.
+
+        Raises:
+            InvalidParameter: the template refused the conversation; the message is the template's own.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What is served."""
+
+    name: str
+    """As clients spell it in `model`."""
+    context_length: int
+    """Most tokens of prompt and answer together."""
+    created: int
+    """Unix seconds."""
+    architecture: str = ""
+    """`model_type` of the configuration."""
+    batching: str = ""
+    """How the family shares a batch: flat, hybrid, dense or solo (docs/models.md)."""
+    device: str = ""
+    dtype: str = ""
+    parameters: int = 0
+    weight_bytes: int = 0
+    kv_bytes_per_token: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model ready to step: what the engine's factory returns, on the MLX thread."""
+
+    info: ModelInfo
+    tokenizer: Tokenizer
+    runner: Runner

@@ -1,0 +1,113 @@
+"""What a client asks for, validated once. Nothing downstream checks again.
+
+Pure Python: no mlx, no asyncio, no HTTP.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from chairlift.engine.errors import InvalidParameter
+
+MAX_STOP_STRINGS = 16
+MAX_LOGPROBS = 20
+MAX_SEED = 2**64 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How the tokens of one answer are drawn and where it ends.
+
+    Raises:
+        InvalidParameter: (a `ValueError`) naming the first field that cannot be served.
+    """
+
+    max_tokens: int | None = None
+    """Most tokens to generate; None runs to the end of the model's context."""
+    temperature: float = 1.0
+    """0 is greedy; at most 2."""
+    top_p: float = 1.0
+    """Nucleus: keep the smallest set of tokens whose probability reaches this; 1 keeps all."""
+    top_k: int = 0
+    """Keep the k most probable tokens; 0 (or -1, as vLLM spells it) keeps all."""
+    min_p: float = 0.0
+    """Drop tokens less probable than this share of the most probable one; 0 drops none."""
+    seed: int | None = None
+    """The same seed, prompt and settings draw the same tokens, alone or in any batch."""
+    stop: tuple[str, ...] = ()
+    """Strings that end the answer; the match is not part of the text."""
+    stop_token_ids: tuple[int, ...] = ()
+    """Tokens that end the answer beside the model's own end-of-sequence tokens."""
+    ignore_eos: bool = False
+    """Go on past the model's end-of-sequence tokens."""
+    logprobs: int | None = None
+    """None: no log probabilities. n: those of the drawn token and of the n most probable ones."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.stop, str):
+            object.__setattr__(self, "stop", (self.stop,))
+        object.__setattr__(self, "stop", tuple(self.stop))
+        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        if self.top_k == -1:
+            object.__setattr__(self, "top_k", 0)
+        if self.max_tokens is not None:
+            _integer("max_tokens", self.max_tokens, least=1)
+        _number("temperature", self.temperature, least=0, most=2)
+        _number("top_p", self.top_p, least=0, most=1, open_at_least=True)
+        _integer("top_k", self.top_k, least=0)
+        _number("min_p", self.min_p, least=0, most=1)
+        if self.seed is not None:
+            _integer("seed", self.seed, least=-(2**63), most=MAX_SEED)
+        if len(self.stop) > MAX_STOP_STRINGS:
+            raise InvalidParameter(
+                "stop", f"stop holds {len(self.stop)} strings; at most {MAX_STOP_STRINGS}."
+            )
+        for text in self.stop:
+            if not isinstance(text, str) or not text:
+                raise InvalidParameter(
+                    "stop", "stop must be a non-empty string or a list of non-empty strings."
+                )
+        for token in self.stop_token_ids:
+            _integer("stop_token_ids", token, least=0)
+        if self.logprobs is not None:
+            _integer("logprobs", self.logprobs, least=0, most=MAX_LOGPROBS)
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One prompt that is to be answered once. Made by a surface, owned by nobody: it never changes."""
+
+    request_id: str
+    prompt_token_ids: tuple[int, ...]
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    priority: int = 0
+    """Smaller is sooner."""
+
+    def __post_init__(self) -> None:
+        if not self.prompt_token_ids:
+            raise InvalidParameter("prompt", "The prompt is empty: it must hold at least one token.")
+
+
+def _integer(param: str, value: object, *, least: int | None = None, most: int | None = None) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InvalidParameter(param, f"{param} must be an integer.")
+    if least is not None and value < least:
+        raise InvalidParameter(param, f"{param} must be at least {least}, not {value}.")
+    if most is not None and value > most:
+        raise InvalidParameter(param, f"{param} must be at most {most}, not {value}.")
+
+
+def _number(param: str, value: object, *, least: float, most: float, open_at_least: bool = False) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise InvalidParameter(param, f"{param} must be a finite number.")
+    if value < least or (open_at_least and value == least):
+        raise InvalidParameter(
+            param, f"{param} must be {'above' if open_at_least else 'at least'} {least:g}, not {value:g}."
+        )
+    if value > most:
+        raise InvalidParameter(param, f"{param} must be at most {most:g}, not {value:g}.")

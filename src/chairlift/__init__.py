@@ -1,0 +1,1 @@
+"""Chairlift: an OpenAI-compatible inference server with continuous batching on MLX."""
