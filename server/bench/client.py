@@ -173,7 +173,7 @@ def _message_of(body: bytes) -> str:
         error = json.loads(body)["error"]
         return _line(error["message"] if isinstance(error, dict) else error)
     except (ValueError, KeyError, TypeError):
-        return _line(body.decode("utf-8", "replace"))
+        return _line(body.decode("utf-8", "replace") or "no message")
 
 
 def _line(what: object) -> str:

@@ -28,7 +28,7 @@ def run_bench(
     clock: Clock = perf_counter,
     sleep: Sleep = asyncio.sleep,
 ) -> BenchReport:
-    """Measure `options.workload` and block until done.
+    """Measure `options.workload` and block until done; `bench` is the same for an event loop.
 
     Args:
         on_done: called after each request, for a progress display.
@@ -37,8 +37,20 @@ def run_bench(
     Raises:
         BenchError: the server cannot be reached, or names no model.
     """
+    return asyncio.run(bench(options, on_done=on_done, transport=transport, clock=clock, sleep=sleep))
+
+
+async def bench(
+    options: BenchOptions,
+    *,
+    on_done: OnDone | None = None,
+    transport: httpx.AsyncBaseTransport | None = None,
+    clock: Clock = perf_counter,
+    sleep: Sleep = asyncio.sleep,
+) -> BenchReport:
+    """`run_bench` on the running event loop."""
     driver = _Driver(options, on_done or (lambda workload, measured: None), clock, sleep)
-    return asyncio.run(driver.run(transport))
+    return await driver.run(transport)
 
 
 class _Driver:
