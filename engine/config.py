@@ -1,0 +1,78 @@
+"""The engine's bounds, and what it tells about itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from chairlift.engine.errors import InvalidParameter
+from chairlift.engine.events import FinishReason, Usage
+from chairlift.engine.plan import RunnerStats
+from chairlift.engine.request import Request
+from chairlift.engine.row import RequestTiming
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """Bounds of the engine.
+
+    Raises:
+        InvalidParameter: a bound that nothing could be served under.
+    """
+
+    max_num_seqs: int = 32
+    """Rows at once."""
+    max_num_batched_tokens: int = 512
+    """Token budget of a step: decode rows count 1 each, the rest is prefill chunks."""
+    max_waiting: int = 256
+    """Requests in the wait queue, beyond those that find a free row."""
+    close_timeout: float = 10.0
+    """Seconds that `stop` waits for a step in flight and for the runner to close, before it gives the MLX
+    thread up as wedged."""
+
+    def __post_init__(self) -> None:
+        for name, least in (("max_num_seqs", 1), ("max_num_batched_tokens", 1), ("max_waiting", 0)):
+            if getattr(self, name) < least:
+                raise InvalidParameter(name, f"{name} must be at least {least}, not {getattr(self, name)}.")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """Where the engine stands."""
+
+    running: int
+    """Rows that hold model state."""
+    waiting: int
+    steps: int
+    """Calls of the runner that came back."""
+    last_step_age_s: float | None
+    """Since the last one came back; None before the first."""
+    stalled_s: float
+    """Since the step now on the MLX thread was handed over; 0 between steps. A wedge shows here."""
+    busy: bool
+    """There are rows, or states to release. An idle engine does no steps."""
+    runner: RunnerStats
+    prompt_tokens: int
+    """Of all ended requests, as are the next two."""
+    generation_tokens: int
+    finished: Mapping[FinishReason, int]
+    preemptions: int
+    lost: int
+    """Times that a row's state went down with a step and the row was started again."""
+    wasted_tokens: int
+    """Drawn by look-ahead for rows that had ended."""
+
+
+class EngineObserver(Protocol):
+    """Told about requests as they go, on the event loop. Must be quick; what it raises is logged."""
+
+    def on_first_token(self, request: Request, timing: RequestTiming) -> None: ...
+
+    def on_token_interval(self, seconds: float) -> None:
+        """Between two tokens of one request."""
+        ...
+
+    def on_finished(
+        self, request: Request, timing: RequestTiming, usage: Usage, reason: FinishReason
+    ) -> None: ...

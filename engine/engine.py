@@ -1,0 +1,389 @@
+"""The engine: one loop that plans, runs and commits steps, and says to each request what became of it.
+
+Everything here runs on the event loop that `start` was called on, except the model's factory and the runner,
+which live on the MLX thread. When the tokens of step n reach the host, step n + 1 is already on the device,
+so text and events of step n are made while the device computes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+
+from chairlift.engine.config import EngineConfig, EngineObserver, EngineStats
+from chairlift.engine.errors import (
+    EngineError,
+    EngineStopped,
+    InvalidParameter,
+    ModelUnavailable,
+    StepFailed,
+)
+from chairlift.engine.events import Failed, Finished, FinishReason, TokenLogprob, Usage
+from chairlift.engine.handle import Mailbox, RequestHandle
+from chairlift.engine.plan import (
+    LoadedModel,
+    ModelInfo,
+    Runner,
+    RunnerStats,
+    Sample,
+    StepPlan,
+    StepResult,
+    Tokenizer,
+)
+from chairlift.engine.request import MAX_SEED, Request, SamplingParams
+from chairlift.engine.row import RequestTiming, Row
+from chairlift.engine.scheduler import Scheduler
+from chairlift.engine.text import AnswerText
+from chairlift.engine.thread import MLXThread
+
+log = logging.getLogger(__name__)
+
+STATS_EVERY = 0.25
+"""Seconds between two readings of the runner's memory while it steps; each reading walks all rows."""
+
+__all__ = [
+    "Engine",
+    "EngineConfig",
+    "EngineObserver",
+    "EngineStats",
+    "RequestHandle",
+    "RequestTiming",
+]
+
+
+@dataclass(slots=True, eq=False)
+class _Answer:
+    """What the engine holds of a request beside its row."""
+
+    text: AnswerText
+    mailbox: Mailbox
+    observed: bool
+
+
+@dataclass(slots=True)
+class _Counters:
+    steps: int = 0
+    step_started: float | None = None
+    step_ended: float | None = None
+    prompt_tokens: int = 0
+    generation_tokens: int = 0
+    finished: Counter[FinishReason] = field(default_factory=Counter)
+
+
+class Engine:
+    """Serves requests with one model.
+
+    Args:
+        runner_factory: called on the MLX thread; loads the model. What it raises, `start` raises.
+        config: bounds.
+        observer: told about first tokens, intervals and ends.
+    """
+
+    info: ModelInfo
+    tokenizer: Tokenizer
+
+    def __init__(
+        self,
+        runner_factory: Callable[[], LoadedModel],
+        config: EngineConfig | None = None,
+        *,
+        observer: EngineObserver | None = None,
+    ) -> None:
+        self.config = config or EngineConfig()
+        self.ready = False
+        """The model is loaded and has decoded a token; false again once stopping."""
+        self.draining = False
+        self.wedged = False
+        """`stop` gave the MLX thread up: a call on it never came back."""
+        self._factory = runner_factory
+        self._observer = observer
+        self._thread: MLXThread | None = None
+        self._runner: Runner
+        self._scheduler: Scheduler
+        self._answers: dict[Row, _Answer] = {}
+        self._counters = _Counters()
+        self._runner_stats = RunnerStats()
+        self._stats_read = 0.0  # on the MLX thread
+        self._loop_task: asyncio.Task[None] | None = None
+        self._wake = asyncio.Event()
+        self._closing = False
+        self._stop_task: asyncio.Task[None] | None = None
+        self._drain_until = float("inf")
+        self._drain_news = asyncio.Event()
+
+    # -- life
+
+    async def start(self) -> None:
+        """Load the model and decode one real token with it.
+
+        Raises:
+            EngineError: the model could not be loaded or stepped, in one line; `ModelUnavailable` unless the
+                factory raised another `EngineError` itself.
+        """
+        if self._thread is not None or self.draining:
+            raise EngineStopped("The engine was started before.")
+        self._thread = MLXThread()
+        try:
+            await self._load(self._thread)
+            await self._test()
+        except BaseException:
+            await self.stop()
+            raise
+        self.ready = not self.draining
+
+    async def _load(self, thread: MLXThread) -> None:
+        try:
+            loaded = await thread.run(self._factory)
+        except EngineError:
+            raise
+        except Exception as error:
+            raise ModelUnavailable(f"The model could not be loaded: {_line(error)}") from None
+        self.info, self.tokenizer, self._runner = loaded.info, loaded.tokenizer, loaded.runner
+        self._scheduler = Scheduler(
+            max_num_seqs=self.config.max_num_seqs,
+            max_num_batched_tokens=self.config.max_num_batched_tokens,
+            max_waiting=self.config.max_waiting,
+            context_length=self.info.context_length,
+            clock=time.monotonic,
+        )
+        self._loop_task = asyncio.create_task(self._run(), name="chairlift engine")
+
+    async def _test(self) -> None:
+        prompt = tuple(self.tokenizer.encode("Hello")[: max(1, self.info.context_length - 2)]) or (0,)
+        sampling = SamplingParams(max_tokens=2, temperature=0, ignore_eos=True)
+        async with self._submit(Request("self-test", prompt, sampling), observed=False) as handle:
+            async for event in handle:
+                if isinstance(event, Failed):
+                    if isinstance(event.error, EngineStopped):
+                        raise event.error
+                    raise ModelUnavailable(f"The model cannot decode: {event.error.message}")
+
+    async def stop(self, drain_timeout: float = 0.0) -> None:
+        """Admit nothing more, let running rows finish for so many seconds, end the rest, close the runner.
+
+        Requests that are still waiting end at once; what ends here ends with `Failed(EngineStopped)`. May
+        be called again at any time: the shorter time-out counts. Never waits much longer than `drain_timeout`
+        and a few times `EngineConfig.close_timeout`: a thread that does not come back is given up, and
+        `wedged` is set.
+        """
+        self.ready = False
+        self.draining = True
+        self._drain_until = min(self._drain_until, time.monotonic() + drain_timeout)
+        self._drain_news.set()
+        if self._stop_task is None:
+            self._stop_task = asyncio.create_task(self._shut_down(), name="chairlift engine stop")
+        await asyncio.shield(self._stop_task)
+
+    async def _shut_down(self) -> None:
+        for row in list(self._answers):
+            if row.timing.admitted is None:
+                self._fail(row, EngineStopped("The server is shutting down."))
+        while self._answers and (left := self._drain_until - time.monotonic()) > 0:
+            self._drain_news.clear()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._drain_news.wait(), left)
+        for row in list(self._answers):
+            self._fail(row, EngineStopped("The server is shutting down."))
+        self._closing = True
+        self._wake.set()
+        if self._loop_task is not None:
+            await self._in_time(self._loop_task)
+        if self._thread is not None:
+            await self._close(self._thread)
+
+    async def _close(self, thread: MLXThread) -> None:
+        if self._loop_task is not None and not self.wedged:
+            await self._in_time(thread.run(self._runner.close))
+        thread.end()
+        ended = await asyncio.to_thread(thread.join, 0.0 if self.wedged else self.config.close_timeout)
+        if not ended:
+            self.wedged = True
+            log.error("The MLX thread does not come back from a call; it is given up.")
+
+    async def _in_time(self, work: asyncio.Future[None]) -> None:
+        """Wait for it as long as the configuration allows; after that the thread counts as wedged."""
+        done, _ = await asyncio.wait({work}, timeout=self.config.close_timeout)
+        if not done:
+            self.wedged = True
+            work.cancel()
+            await asyncio.wait({work})
+        elif not work.cancelled() and (error := work.exception()) is not None:
+            log.error("The engine did not close cleanly: %s", _line(error))
+
+    # -- requests
+
+    def submit(self, request: Request) -> RequestHandle:
+        """Queue a request; call it on the event loop. `max_tokens` is clamped to the room in the context.
+
+        Raises:
+            EngineStopped: not started, draining or stopped.
+            InvalidParameter: a token id the model does not have.
+            ContextLengthExceeded: the prompt fills the context.
+            QueueFull: come back later.
+        """
+        if not self.ready:
+            raise EngineStopped(
+                "The server is shutting down." if self.draining else "The model is still loading."
+            )
+        return self._submit(request, observed=True)
+
+    def _submit(self, request: Request, *, observed: bool) -> RequestHandle:
+        if (
+            not 0
+            <= min(request.prompt_token_ids)
+            <= max(request.prompt_token_ids)
+            < self.tokenizer.vocab_size
+        ):
+            raise InvalidParameter(
+                "prompt", f"The prompt holds a token id outside 0..{self.tokenizer.vocab_size - 1}."
+            )
+        given = request.sampling.seed
+        row = self._scheduler.add(request, secrets.randbits(64) if given is None else given & MAX_SEED)
+        answer = _Answer(AnswerText(self.tokenizer, request.sampling), Mailbox(), observed)
+        self._answers[row] = answer
+        self._wake.set()
+        return RequestHandle(request, row.timing, answer.mailbox, partial(self._cancel, row))
+
+    def _cancel(self, row: Row) -> None:
+        if row in self._answers:
+            self._end(row, FinishReason.ABORT, lambda usage: Finished(FinishReason.ABORT, usage))
+
+    # -- the loop
+
+    async def _run(self) -> None:
+        while not self._closing or self._scheduler.busy:
+            if not self._scheduler.busy:
+                self._wake.clear()
+                await self._wake.wait()
+                continue
+            try:
+                plan = self._scheduler.schedule()
+                try:
+                    result = await self._step(plan)
+                except Exception as error:
+                    self._recover(error, self._scheduler.abandon())
+                else:
+                    self._commit(result)
+            except Exception as error:  # a defect of ours: nobody may hang on it
+                self._recover(error, list(self._answers))
+                await asyncio.sleep(0)
+
+    async def _step(self, plan: StepPlan) -> StepResult | None:
+        assert self._thread is not None
+        self._counters.step_started = time.monotonic()
+        try:
+            return await self._thread.run(partial(self._step_on_thread, plan))
+        finally:
+            self._counters.steps += 1
+            self._counters.step_ended = time.monotonic()
+            self._counters.step_started = None
+
+    def _step_on_thread(self, plan: StepPlan) -> StepResult | None:
+        result = self._runner.step(plan)
+        if plan.idle or time.monotonic() - self._stats_read > STATS_EVERY:
+            self._runner_stats = self._runner.stats()
+            self._stats_read = time.monotonic()
+        return result
+
+    def _commit(self, result: StepResult | None) -> None:
+        committed = self._scheduler.commit(result)
+        for row, message in committed.failed:
+            self._fail(row, StepFailed(message))
+        now = time.monotonic()
+        for row, sample in committed.drawn:
+            try:
+                self._take(row, sample, now)
+            except Exception:
+                log.exception("A token of request %s could not be handled", row.request.request_id)
+                self._fail(row, EngineError("The answer's text could not be made."))
+
+    def _recover(self, error: Exception, rows: list[Row]) -> None:
+        """Something that must not raise has raised: these rows end, the loop goes on."""
+        log.error("A step raised; its requests end", exc_info=error)
+        for row in rows:
+            self._fail(row, StepFailed("The model step of this request failed."))
+
+    def _take(self, row: Row, sample: Sample, now: float) -> None:
+        """One token of one row: text, event, and whether the answer ends."""
+        answer = self._answers[row]
+        self._time_token(row, answer, now)
+        last = row.drawn >= row.limit
+        text = answer.text.add(sample.token, last=last)
+        logprob = None
+        if row.request.sampling.logprobs is not None and sample.logprob is not None:
+            logprob = TokenLogprob(sample.token, sample.logprob, sample.top)
+        answer.mailbox.put(sample.token, text, logprob)
+        stop = answer.text.stop
+        if stop is not None or last:
+            reason = FinishReason.LENGTH if stop is None else FinishReason.STOP
+            self._end(row, reason, lambda usage: Finished(reason, usage, stop))
+
+    def _time_token(self, row: Row, answer: _Answer, now: float) -> None:
+        timing, before = row.timing, row.timing.last_token
+        timing.last_token = now
+        if before is None:
+            timing.first_token = now
+        if answer.observed and self._observer is not None:
+            if before is None:
+                self._observe(self._observer.on_first_token, row.request, timing)
+            else:
+                self._observe(self._observer.on_token_interval, now - before)
+
+    def _fail(self, row: Row, error: EngineError) -> None:
+        if row in self._answers:
+            self._end(row, FinishReason.ERROR, lambda usage: Failed(error, usage))
+
+    def _end(self, row: Row, reason: FinishReason, event: Callable[[Usage], Finished | Failed]) -> None:
+        answer = self._answers.pop(row)
+        self._scheduler.finish(row)
+        self._wake.set()
+        usage = Usage(len(row.request.prompt_token_ids), row.drawn)
+        answer.mailbox.end(event(usage))
+        self._drain_news.set()
+        if not answer.observed:
+            return
+        self._counters.prompt_tokens += usage.prompt_tokens
+        self._counters.generation_tokens += usage.completion_tokens
+        self._counters.finished[reason] += 1
+        if self._observer is not None:
+            self._observe(self._observer.on_finished, row.request, row.timing, usage, reason)
+
+    def _observe(self, report: Callable[..., None], *arguments: object) -> None:
+        try:
+            report(*arguments)
+        except Exception:
+            log.exception("An observer raised")
+
+    def stats(self) -> EngineStats:
+        """Plain numbers; before `start` has loaded the model all of them are zero."""
+        counters, now = self._counters, time.monotonic()
+        scheduler = self._scheduler if self._loop_task is not None else None
+        started, ended = counters.step_started, counters.step_ended
+        return EngineStats(
+            running=scheduler.running if scheduler else 0,
+            waiting=scheduler.waiting if scheduler else 0,
+            steps=counters.steps,
+            last_step_age_s=None if ended is None else now - ended,
+            stalled_s=0.0 if started is None else now - started,
+            busy=started is not None or (scheduler.busy if scheduler else False),
+            runner=self._runner_stats,
+            prompt_tokens=counters.prompt_tokens,
+            generation_tokens=counters.generation_tokens,
+            finished=dict(counters.finished),
+            preemptions=scheduler.preemptions if scheduler else 0,
+            lost=scheduler.losses if scheduler else 0,
+            wasted_tokens=scheduler.wasted if scheduler else 0,
+        )
+
+
+def _line(error: BaseException) -> str:
+    """The first line of what an exception says, or its kind."""
+    text = str(error).strip()
+    return text.splitlines()[0] if text else type(error).__name__

@@ -1,0 +1,85 @@
+"""One object per request that is in the engine, and what may be asked of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from chairlift.engine.request import Request
+
+
+class RowState(Enum):
+    WAITING = "waiting"
+    """Holds no model state: not yet admitted, or preempted."""
+    PREFILLING = "prefilling"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+@dataclass(slots=True)
+class RequestTiming:
+    """When things happened to a request, in seconds of the monotonic clock; None until they did."""
+
+    queued: float
+    admitted: float | None = None
+    """Of the first admission; a preempted row keeps it."""
+    first_token: float | None = None
+    last_token: float | None = None
+    finished: float | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Row:
+    """A request on its way through the engine. Only the scheduler changes it (the engine its timing).
+
+    Invariants: `prefilled <= len(known)`; `drawn <= launched <= limit`.
+    """
+
+    request: Request
+    seed: int
+    """0 .. 2**64-1."""
+    limit: int
+    """Most tokens of the answer: `max_tokens`, clamped to the room the prompt leaves in the context."""
+    arrival: int
+    """Order of arrival; unique."""
+    timing: RequestTiming
+    id: int | None = None
+    """The runner's name for this row's state: a new one each time it is admitted, so that what is still in
+    flight for a state that has gone is never taken for the present one. None while no state is held."""
+    output: list[int] = field(default_factory=list)
+    """Tokens that have reached the host."""
+    known: tuple[int, ...] = ()
+    """What is prefilled in this admission: the prompt, and after a preemption the output so far."""
+    prefilled: int = 0
+    """Known tokens launched in spans, from position 0."""
+    launched: int = 0
+    """Draws launched, those on the host included."""
+    losses: int = 0
+    """Times its state was lost since it last drew a token."""
+    overtaken: int = 0
+    """Younger rows admitted before it while it waits."""
+    finished: bool = False
+
+    @property
+    def state(self) -> RowState:
+        if self.finished:
+            return RowState.FINISHED
+        if self.id is None:
+            return RowState.WAITING
+        return RowState.PREFILLING if self.prefilled < len(self.known) else RowState.RUNNING
+
+    @property
+    def drawn(self) -> int:
+        return len(self.output)
+
+    @property
+    def remaining(self) -> int:
+        """Tokens still to prefill; before admission those that it would take."""
+        if self.id is None:
+            return len(self.request.prompt_token_ids) + len(self.output)
+        return len(self.known) - self.prefilled
+
+    @property
+    def decodable(self) -> bool:
+        """Its last span is launched, and another draw would be part of the answer."""
+        return self.state is RowState.RUNNING and self.launched < self.limit

@@ -1,0 +1,329 @@
+"""Decides, step by step, what the runner computes. Pure: no arrays, no event loop, no clock of its own.
+
+The plan of step n + 1 is made before the tokens of step n are known (one step of look-ahead), so the
+scheduler counts draws as launched when it plans them, and drops what arrives for rows that have gone.
+
+Token budget of a step: every row in decode counts one token and is always in; prefill gets the rest of
+`max_num_batched_tokens`, but never less than one minimal chunk, so neither side can starve the other. A step
+is never larger than `max(max_num_batched_tokens, rows in decode + MIN_CHUNK)`.
+
+Who prefills: the oldest row gets at least half of the prefill budget, so everyone's turn comes; the rest
+goes to the others by priority, then to the shortest first, so a short prompt does not wait behind a long one.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from chairlift.engine.errors import ContextLengthExceeded, QueueFull
+from chairlift.engine.plan import NewRow, Sample, Span, StepPlan, StepResult
+from chairlift.engine.request import Request
+from chairlift.engine.row import RequestTiming, Row, RowState
+
+MIN_CHUNK = 16
+"""Tokens: no span is shorter unless it ends its row's prefill (or the budget is smaller), and none leaves a
+shorter rest where that can be avoided."""
+MAX_OVERTAKEN = 8
+"""A row that so many younger ones have passed in the queue goes next, whatever its priority."""
+MAX_LOSSES = 2
+"""A row is started again so many times without having drawn a token in between; then it fails."""
+RETRY_AFTER = (1.0, 60.0)
+"""Seconds: bounds of `QueueFull.retry_after`."""
+
+
+@dataclass(slots=True)
+class Committed:
+    """What a step's result means to the rows that are still there, in the order of the plan."""
+
+    drawn: list[tuple[Row, Sample]] = field(default_factory=list)
+    failed: list[tuple[Row, str]] = field(default_factory=list)
+    """Rows that have ended, with one line for the client."""
+
+
+class Scheduler:
+    """Owns every row. Not thread-safe: one thread calls it (in the engine, the event loop's).
+
+    Args:
+        max_num_seqs: rows that hold model state at once.
+        max_num_batched_tokens: token budget of a step.
+        max_waiting: rows in the wait queue beyond the free seats.
+        context_length: most tokens of prompt and answer together.
+        clock: monotonic seconds, for timing and `retry_after`.
+    """
+
+    def __init__(
+        self,
+        *,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        max_waiting: int,
+        context_length: int,
+        clock: Callable[[], float],
+    ) -> None:
+        self.max_num_seqs = max_num_seqs
+        self.max_num_batched_tokens = max_num_batched_tokens
+        self.max_waiting = max_waiting
+        self.context_length = context_length
+        self.min_chunk = min(MIN_CHUNK, max_num_batched_tokens)
+        self.preemptions = 0
+        self.losses = 0
+        self.wasted = 0
+        """Draws that arrived for rows which had ended."""
+        self._clock = clock
+        self._waiting: dict[int, Row] = {}  # by arrival
+        self._live: dict[int, Row] = {}  # by id: rows that hold model state, oldest admission first
+        self._release: list[int] = []
+        self._in_flight: deque[StepPlan] = deque()  # launched, result not seen; at most two
+        self._finish_times: deque[float] = deque(maxlen=64)
+        self._step = 0
+        self._next_id = 1
+        self._next_arrival = 0
+
+    @property
+    def running(self) -> int:
+        """Rows that hold model state."""
+        return len(self._live)
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def rows(self) -> list[Row]:
+        """Every row that has not ended."""
+        return [*self._live.values(), *self._waiting.values()]
+
+    @property
+    def busy(self) -> bool:
+        """There is something to compute, to release or to fetch."""
+        return bool(self._live or self._waiting or self._release or self._in_flight)
+
+    def add(self, request: Request, seed: int) -> Row:
+        """Queue a request.
+
+        `max_tokens` that cannot fit behind the prompt is clamped to the room there is: the answer ends with
+        `length` at the end of the context either way.
+
+        Raises:
+            ContextLengthExceeded: the prompt fills the context.
+            QueueFull: the wait queue is at its bound.
+        """
+        prompt = len(request.prompt_token_ids)
+        if prompt >= self.context_length:
+            raise ContextLengthExceeded(
+                "prompt",
+                f"The prompt has {prompt} tokens, which leaves no room for an answer: this model's context "
+                f"length is {self.context_length} tokens, prompt and answer together.",
+            )
+        if self.waiting >= self.max_waiting + max(0, self.max_num_seqs - self.running):
+            raise QueueFull(f"The server is busy: {self.waiting} requests are waiting.", self._retry_after())
+        room = self.context_length - prompt
+        limit = room if request.sampling.max_tokens is None else min(request.sampling.max_tokens, room)
+        row = Row(request, seed, limit, self._next_arrival, RequestTiming(queued=self._clock()))
+        self._next_arrival += 1
+        self._waiting[row.arrival] = row
+        return row
+
+    def finish(self, row: Row) -> None:
+        """The row has ended, for whatever reason; its state goes with the next plan. Idempotent."""
+        if row.finished:
+            return
+        self._detach(row, release=True)
+        row.finished = True
+        row.timing.finished = self._clock()
+        self._finish_times.append(row.timing.finished)
+
+    def preempt(self, row: Row) -> None:
+        """Take the row's state away with the next plan and queue it again, at its old place.
+
+        Its tokens are kept; its prompt and output are prefilled anew on re-admission, and the draws go on
+        where they were (`NewRow.drawn`). A draw in flight is dropped and drawn again, the same. Does nothing
+        for a row without state.
+        """
+        if row.id is None:
+            return
+        self.preemptions += 1
+        self._requeue(row, release=True)
+
+    def schedule(self) -> StepPlan:
+        """The next step. The caller launches it: what it holds counts as launched from now on."""
+        decode = [row for row in self._live.values() if row.decodable]
+        seats = self.max_num_seqs - len(self._live)
+        candidates = [row for row in self._live.values() if row.state is RowState.PREFILLING]
+        candidates += self._next_in_line(seats)
+        budget = max(self.max_num_batched_tokens - len(decode), self.min_chunk)
+        admit: list[NewRow] = []
+        prefill: list[Span] = []
+        for row, tokens in self._share(candidates, budget):
+            if row.id is None:
+                admit.append(self._admit(row))
+            prefill.append(self._launch_span(row, tokens))
+        for row in decode:
+            row.launched += 1
+        self._step += 1
+        plan = StepPlan(
+            number=self._step,
+            release=tuple(self._release),
+            admit=tuple(admit),
+            prefill=tuple(prefill),
+            decode=tuple(row.id for row in decode if row.id is not None),
+        )
+        self._release.clear()
+        if not plan.idle:
+            self._in_flight.append(plan)
+        return plan
+
+    def commit(self, result: StepResult | None) -> Committed:
+        """Take in what `Runner.step` returned.
+
+        None means that nothing was in flight before the plan just launched. A row of which a step
+        has nothing to say, though it should have drawn, is handled as lost.
+        """
+        committed = Committed()
+        number = self._step - 1 if result is None else result.number
+        while self._in_flight and self._in_flight[0].number <= number:
+            plan = self._in_flight.popleft()
+            told = result is not None and result.number == plan.number
+            self._settle(plan, result if result and told else StepResult(plan.number), committed)
+        return committed
+
+    def abandon(self) -> list[Row]:
+        """The runner broke off: end every row that was in flight and return them. Their state is released."""
+        ids = {id for plan in self._in_flight for id in plan.rows}
+        self._in_flight.clear()
+        rows = [row for id, row in self._live.items() if id in ids]
+        for row in rows:
+            self.finish(row)
+        return rows
+
+    # -- results
+
+    def _settle(self, plan: StepPlan, result: StepResult, committed: Committed) -> None:
+        drawing = {*plan.decode, *(span.row for span in plan.prefill if span.last)}
+        for id in dict.fromkeys((*plan.rows, *result.failed, *result.lost)):
+            row = self._live.get(id)
+            if row is None:
+                self.wasted += id in drawing and id in result.samples
+            elif id in result.failed:
+                self._end_failed(row, result.failed[id], committed)
+            elif id in result.lost:
+                self._lose(row, result.lost[id], committed, release=False)
+            elif id in drawing and id not in result.samples:
+                self._lose(row, "The step gave no token for this request.", committed, release=True)
+            elif id in drawing:
+                sample = result.samples[id]
+                row.output.append(sample.token)
+                row.losses = 0
+                committed.drawn.append((row, sample))
+
+    def _end_failed(self, row: Row, message: str, committed: Committed) -> None:
+        self._detach(row, release=False)
+        self.finish(row)
+        committed.failed.append((row, message))
+
+    def _lose(self, row: Row, message: str, committed: Committed, *, release: bool) -> None:
+        self.losses += 1
+        row.losses += 1
+        if row.losses > MAX_LOSSES:
+            self._detach(row, release=release)
+            self.finish(row)
+            committed.failed.append((row, message))
+        else:
+            self._requeue(row, release=release)
+
+    def _requeue(self, row: Row, *, release: bool) -> None:
+        self._detach(row, release=release)
+        row.overtaken = 0
+        self._waiting[row.arrival] = row
+
+    def _detach(self, row: Row, *, release: bool) -> None:
+        """Take its seat or its place in the queue away; `release` unless its state is gone already."""
+        self._waiting.pop(row.arrival, None)
+        if row.id is not None:
+            del self._live[row.id]
+            if release:
+                self._release.append(row.id)
+        row.id = None
+        row.known = ()
+        row.prefilled = 0
+        row.launched = row.drawn
+
+    # -- plans
+
+    def _next_in_line(self, seats: int) -> list[Row]:
+        """The waiting rows that may take the free seats, best first."""
+        if seats <= 0 or not self._waiting:
+            return []
+
+        def order(row: Row) -> tuple[bool, int, int]:
+            overdue = row.overtaken >= MAX_OVERTAKEN
+            return not overdue, 0 if overdue else row.request.priority, row.arrival
+
+        return heapq.nsmallest(seats, self._waiting.values(), key=order)
+
+    def _share(self, candidates: list[Row], budget: int) -> Iterable[tuple[Row, int]]:
+        """(row, tokens) of this step's spans, at most `budget` tokens together; the oldest row first."""
+        if not candidates:
+            return []
+        oldest = min(candidates, key=lambda row: row.arrival)
+        reserved = self._reserve(oldest.remaining, budget)
+        others = sorted(
+            (row for row in candidates if row is not oldest),
+            key=lambda row: (row.request.priority, row.remaining, row.arrival),
+        )
+        left = budget - reserved
+        grants: list[tuple[Row, int]] = []
+        for row in others:
+            tokens = self._chunk(row.remaining, left, least=self.min_chunk)
+            if tokens:
+                grants.append((row, tokens))
+                left -= tokens
+        return [(oldest, self._chunk(oldest.remaining, left + reserved, least=reserved)), *grants]
+
+    def _reserve(self, remaining: int, budget: int) -> int:
+        """Tokens the oldest row gets at least: half of the budget, more to end its prefill without a stub."""
+        half = max((budget + 1) // 2, self.min_chunk)
+        return min(remaining, budget) if remaining < half + self.min_chunk else half
+
+    def _chunk(self, remaining: int, room: int, *, least: int) -> int:
+        """Tokens of a span: what fits, and neither a stub (unless that ends the row) nor all but a stub."""
+        if remaining <= room:
+            return remaining
+        if room < self.min_chunk:
+            return 0
+        missing = self.min_chunk - (remaining - room)
+        return room - missing if missing > 0 and room - missing >= least else room
+
+    def _admit(self, row: Row) -> NewRow:
+        del self._waiting[row.arrival]
+        for other in self._waiting.values():
+            if other.arrival < row.arrival:
+                other.overtaken += 1
+        row.id = self._next_id
+        self._next_id += 1
+        row.known = row.request.prompt_token_ids + tuple(row.output)
+        row.overtaken = 0
+        self._live[row.id] = row
+        if row.timing.admitted is None:
+            row.timing.admitted = self._clock()
+        return NewRow(row.id, row.request.sampling, row.seed, row.drawn)
+
+    def _launch_span(self, row: Row, tokens: int) -> Span:
+        assert row.id is not None
+        start, end = row.prefilled, row.prefilled + tokens
+        row.prefilled = end
+        last = end == len(row.known)
+        row.launched += last
+        return Span(row.id, start, row.known[start:end], last)
+
+    def _retry_after(self) -> float:
+        """Seconds in which half of the queue is worked off at the pace of the last finished rows."""
+        least, most = RETRY_AFTER
+        times = self._finish_times
+        if len(times) < 2:
+            return least
+        pace = (self._clock() - times[0]) / len(times)
+        return min(max(pace * self.waiting / 2, least), most)

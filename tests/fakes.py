@@ -1,0 +1,304 @@
+"""A runner and a tokenizer without a model: exact, deterministic, and told when to go wrong.
+
+`FakeRunner` follows the `Runner` protocol, one step of look-ahead included, checks every plan against it, and
+draws tokens by a pure function of the row's tokens so far. `FakeTokenizer` is bytes: token id = byte.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import zlib
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+
+from chairlift.engine.errors import InvalidParameter
+from chairlift.engine.plan import LoadedModel, ModelInfo, NewRow, RunnerStats, Sample, StepPlan, StepResult
+
+BOS, EOS, START, END = 256, 257, 258, 259
+SPECIALS = {BOS: "<s>", EOS: "</s>", START: "<|im_start|>", END: "<|im_end|>"}
+KV_BYTES_PER_TOKEN = 4
+PATIENCE = 10.0
+"""Seconds after which a gate that nobody opens fails the test instead of hanging it."""
+
+
+class FakeTokenizer:
+    """Bytes, plus a few special tokens; a chat template in ChatML.
+
+    Args:
+        refuse: the chat template refuses every conversation with this message.
+        chat_template: False for a model that has none.
+    """
+
+    def __init__(self, *, refuse: str | None = None, chat_template: bool = True) -> None:
+        self.refuse = refuse
+        self.has_chat_template = chat_template
+        self.template_arguments: list[dict[str, object]] = []
+        """What each call of the template got beside the messages."""
+
+    @property
+    def vocab_size(self) -> int:
+        return 256 + len(SPECIALS)
+
+    @property
+    def eos_token_ids(self) -> frozenset[int]:
+        return frozenset({EOS, END})
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        return list(text.encode())
+
+    def decode(self, token_ids: list[int], *, skip_special_tokens: bool = False) -> str:
+        parts = bytearray()
+        for token in token_ids:
+            if token < 256:
+                parts.append(token)
+            elif not skip_special_tokens:
+                parts += SPECIALS[token].encode()
+        return parts.decode(errors="replace")
+
+    def apply_chat_template(
+        self,
+        messages: list[dict[str, object]],
+        *,
+        tools: list[dict[str, object]] | None = None,
+        add_generation_prompt: bool = True,
+        **kwargs: object,
+    ) -> list[int]:
+        self.template_arguments.append({"tools": tools, **kwargs})
+        if self.refuse is not None:
+            raise InvalidParameter("messages", self.refuse)
+        tokens: list[int] = []
+        for message in messages:
+            tokens += [START, *self.encode(f"{message['role']}\n{message['content']}"), END, *b"\n"]
+        if add_generation_prompt:
+            tokens += [START, *self.encode("assistant\n")]
+        return tokens
+
+
+@dataclass
+class FakeRow:
+    """What the fake holds of a row."""
+
+    new: NewRow
+    tokens: list[int] = field(default_factory=list)
+    """Prompt and everything drawn."""
+    drawn: int = 0
+    prefilled: bool = False
+
+
+Draw = Callable[[FakeRow], int]
+
+
+def letters(row: FakeRow) -> int:
+    """A small letter or a space: a hash of the last tokens, and of the seed unless greedy."""
+    tokens = [*row.tokens[-8:], len(row.tokens)] + (
+        [] if row.new.sampling.greedy else [row.new.seed, row.drawn]
+    )
+    return b"abcdefghijklmnopqrstuvwxyz "[zlib.crc32(repr(tokens).encode()) % 27]
+
+
+def answering(answer: str | Sequence[int]) -> Draw:
+    """Every row answers these bytes or tokens, then the end-of-sequence token."""
+    tokens = [*(answer.encode() if isinstance(answer, str) else answer), EOS]
+    return lambda row: tokens[min(row.drawn, len(tokens) - 1)]
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What goes wrong in one step.
+
+    Args:
+        error: `Runner.step` raises it. The plan is not carried out, the result in flight is lost.
+        fail: rows reported as failed. A set of row ids, or a function of the plan.
+        lose: the same for lost rows.
+        silent: rows of which the result says nothing, though it should.
+    """
+
+    error: BaseException | None = None
+    fail: Collection[int] | Callable[[StepPlan], Collection[int]] = ()
+    lose: Collection[int] | Callable[[StepPlan], Collection[int]] = ()
+    silent: Collection[int] | Callable[[StepPlan], Collection[int]] = ()
+
+
+def all_rows(plan: StepPlan) -> Collection[int]:
+    return plan.rows
+
+
+def first_row(plan: StepPlan) -> Collection[int]:
+    return plan.rows[:1]
+
+
+class FakeRunner:
+    """Args: draw: the next token of a row. fault: asked before each plan that is not idle; see `Fault`."""
+
+    def __init__(
+        self, draw: Draw = letters, *, fault: Callable[[StepPlan], Fault | None] = lambda plan: None
+    ) -> None:
+        self.draw = draw
+        self.fault = fault
+        self.plans: list[StepPlan] = []
+        """Every plan stepped, idle ones included."""
+        self.threads: set[str] = set()
+        """Names of the threads that called."""
+        self.rows: dict[int, FakeRow] = {}
+        self.released: list[int] = []
+        self.violations: list[str] = []
+        """Plans that broke the protocol. Tests assert that there are none."""
+        self.wasted = 0
+        """Draws made for rows that were released before their result was fetched."""
+        self.most_tokens = 0
+        """Of one step, decode and prefill together."""
+        self.closed = False
+        self._faults: list[Fault] = []
+        self._in_flight: StepResult | None = None
+        self._gate = threading.Semaphore(0)
+        self._gated = False
+        self._arrived = threading.Semaphore(0)
+
+    # -- what tests do
+
+    def fail_next(self, fault: Fault) -> None:
+        """The next plan that is not idle goes wrong (one after the other if called again)."""
+        self._faults.append(fault)
+
+    def close_gate(self) -> None:
+        """From now on `step` blocks at its start until it is let through."""
+        self._gated = True
+
+    def open_gate(self) -> None:
+        self._gated = False
+        self._gate.release()
+
+    async def at_gate(self) -> None:
+        """Wait until the MLX thread stands at the closed gate."""
+        arrived = await asyncio.to_thread(self._arrived.acquire, timeout=PATIENCE)
+        assert arrived, "no step came to the gate"
+
+    async def let_through(self, steps: int = 1) -> None:
+        """Let so many steps through a closed gate and wait until the next one stands at it."""
+        for _ in range(steps):
+            self._gate.release()
+            await self.at_gate()
+
+    # -- Runner
+
+    def step(self, plan: StepPlan) -> StepResult | None:
+        if self._gated:
+            self._arrived.release()
+            self._gate.acquire()
+        self.threads.add(threading.current_thread().name)
+        self.plans.append(plan)
+        for id in plan.release:
+            if self.rows.pop(id, None) is not None:
+                self.released.append(id)
+                self.wasted += self._in_flight is not None and id in self._in_flight.samples
+        fault = self._next_fault(plan)
+        if fault.error is not None:
+            self._in_flight = None
+            raise fault.error
+        before, self._in_flight = self._in_flight, self._launch(plan, fault)
+        return before
+
+    def stats(self) -> RunnerStats:
+        tokens = sum(len(row.tokens) for row in self.rows.values()) * KV_BYTES_PER_TOKEN
+        return RunnerStats(rows=len(self.rows), kv_bytes=tokens, kv_tokens_bytes=tokens)
+
+    def close(self) -> None:
+        self.threads.add(threading.current_thread().name)
+        self.rows.clear()
+        self.closed = True
+
+    # -- how
+
+    def _next_fault(self, plan: StepPlan) -> Fault:
+        if plan.idle:
+            return Fault()
+        return self._faults.pop(0) if self._faults else self.fault(plan) or Fault()
+
+    def _launch(self, plan: StepPlan, fault: Fault) -> StepResult | None:
+        for new in plan.admit:
+            self._check(
+                new.row not in self.rows and new.row not in self.released, f"{new.row} admitted twice"
+            )
+            self.rows[new.row] = FakeRow(new, drawn=new.drawn)
+        if plan.idle:
+            return None
+        self._check(len(set(plan.rows)) == len(plan.rows), "a row stands twice in a plan")
+        self.most_tokens = max(self.most_tokens, len(plan.decode) + sum(len(s.tokens) for s in plan.prefill))
+        samples: dict[int, Sample] = {}
+        for span in plan.prefill:
+            if (row := self.rows.get(span.row)) is None:
+                self._check(self._knows(span.row), f"{span.row} prefilled before it was admitted")
+                continue
+            self._check(
+                span.start == len(row.tokens) and not row.prefilled and bool(span.tokens), f"gap: {span}"
+            )
+            row.tokens += span.tokens
+            row.prefilled = span.last
+            if span.last:
+                samples[span.row] = self._sample(row)
+        for id in plan.decode:
+            if (row := self.rows.get(id)) is None:
+                self._check(self._knows(id), f"{id} decoded before it was admitted")
+                continue
+            self._check(row.prefilled, f"{id} decoded before its prefill ended")
+            samples[id] = self._sample(row)
+        return self._spoil(plan, samples, fault)
+
+    def _spoil(self, plan: StepPlan, samples: dict[int, Sample], fault: Fault) -> StepResult:
+        failed, lost, silent = (
+            [id for id in (which(plan) if callable(which) else which) if id in plan.rows]
+            for which in (fault.fail, fault.lose, fault.silent)
+        )
+        for id in (*failed, *lost):
+            self.rows.pop(id, None)
+        for id in (*failed, *lost, *silent):
+            samples.pop(id, None)
+        return StepResult(
+            plan.number,
+            samples,
+            failed=dict.fromkeys(failed, "The fake failed this row."),
+            lost=dict.fromkeys(lost, "The fake lost this row."),
+        )
+
+    def _sample(self, row: FakeRow) -> Sample:
+        token = self.draw(row)
+        row.tokens.append(token)
+        row.drawn += 1
+        count = row.new.sampling.logprobs
+        if count is None:
+            return Sample(token)
+        return Sample(token, -0.5, tuple(((token + rank) % 256, -0.5 - rank) for rank in range(count)))
+
+    def _knows(self, id: int) -> bool:
+        """The row was admitted once (and went in a fault the scheduler has not yet seen)."""
+        return any(new.row == id for plan in self.plans for new in plan.admit)
+
+    def _check(self, right: bool, message: str) -> None:
+        if not right:
+            self.violations.append(message)
+
+
+def fake_model(
+    runner: FakeRunner | None = None,
+    tokenizer: FakeTokenizer | None = None,
+    *,
+    name: str = "fake",
+    context_length: int = 4096,
+) -> Callable[[], LoadedModel]:
+    """A factory as `Engine` takes it."""
+    loaded = LoadedModel(
+        ModelInfo(
+            name=name,
+            context_length=context_length,
+            created=1_700_000_000,
+            architecture="fake",
+            batching="flat",
+            device="cpu",
+            dtype="float32",
+            kv_bytes_per_token=KV_BYTES_PER_TOKEN,
+        ),
+        tokenizer or FakeTokenizer(),
+        runner or FakeRunner(),
+    )
+    return lambda: loaded
