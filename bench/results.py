@@ -19,9 +19,9 @@ Written by `make bench` and `bench/device.py`; each section says how to run it a
 unit is named.
 """
 
-DECODE_NOTE = """The bare step is the model's forward on a pre-filled batch cache of equal lengths, argmax, one
-step of look-ahead; unmasked: the same on a cache that needs no mask. Steady: all rows decode. Joins: the whole
-run from the first prompt to the last token, new rows taking the places of finished ones."""
+DECODE_NOTE = """The bare step is the model's forward on a pre-filled batch cache of equal lengths, argmax,
+one step of look-ahead; unmasked: the same on a cache that needs no mask. Steady: all rows decode. Joins: the
+whole run from the first prompt to the last token, new rows taking the places of finished ones."""
 
 
 def write_section(path: Path, name: str, text: str) -> None:
