@@ -1,0 +1,295 @@
+"""The moving batch: model state of all rows that decode, joined and left row by row.
+
+`RowBatch` holds one storage per layer (attention in cohorts, recurrent states stacked) over one shared
+`CohortLayout`. Rows are addressed by id. The verbs are mlx-lm's: `merge`, `extract`, `filter`, `extend`; in
+the running server rows `join` and `leave` one by one, which costs copies of their own state, of the cohort
+joined where it must grow, and, for recurrent layers only, of states that every step rewrites anyway.
+
+All methods run on the MLX thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import mlx.core as mx
+from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, RotatingKVCache
+
+from chairlift.cache.attention import CohortKV
+from chairlift.cache.layout import CohortLayout, Drop, Move, Rebuild
+from chairlift.cache.mamba import BatchMambaCache
+from chairlift.cache.step import DecodeStep
+from chairlift.cache.views import AttendView, DenseView, SpanStep
+
+Caches = Sequence[Any]
+"""One request's caches as the model's `make_cache` gives them, one per layer, batch 1."""
+
+
+class UnsupportedCache(ValueError):
+    """A cache type that cannot share a batch; its model is served one row at a time."""
+
+
+class RecurrentLayer:
+    """Recurrent states of all rows, `[rows, *state]`, in batch order."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.cache: BatchMambaCache | None = None
+
+    def arrange(self, keep: Sequence[int], joined: Sequence[ArraysCache]) -> None:
+        """Keep the rows at the old positions `keep`, in that order, then append `joined`."""
+        kept = self.cache
+        if kept is not None:
+            if not keep:
+                kept = None
+            elif list(keep) != list(range(kept.batch_size)):
+                kept.filter(list(keep))
+        if joined:
+            new = BatchMambaCache.merge([_one_row(cache) for cache in joined])
+            if kept is None:
+                kept = new
+            else:
+                kept.extend(new)
+        self.cache = kept
+
+    def extract(self, index: int) -> ArraysCache:
+        assert self.cache is not None
+        single = ArraysCache(self.size)
+        single.cache = list(self.cache.extract(index).cache)
+        return single
+
+    @property
+    def nbytes(self) -> int:
+        return self.cache.nbytes if self.cache is not None else 0
+
+
+Layer = CohortKV | RecurrentLayer
+Tree = Any
+"""A `Layer`, or a tuple of trees where the model nests caches in a CacheList."""
+
+
+class RowBatch:
+    """Model state of the rows in a batch.
+
+    Args:
+        template: fresh caches of the model (`make_cache()`), to learn the kind of each layer.
+        dense: keep attention rows in one block and show models whole arrays (`DenseView`).
+
+    Raises:
+        UnsupportedCache: naming a cache type that cannot be batched.
+    """
+
+    def __init__(self, template: Caches, *, dense: bool = False) -> None:
+        self.layout = CohortLayout(single=dense)
+        self.dense = dense
+        self.order: list[int] = []
+        self._trees: list[Tree] = [_tree(cache) for cache in template]
+        leaves = list(_leaves(self._trees))
+        self._attention = [leaf for leaf in leaves if isinstance(leaf, CohortKV)]
+        self._recurrent = [leaf for leaf in leaves if isinstance(leaf, RecurrentLayer)]
+
+    @classmethod
+    def merge(cls, template: Caches, rows: Mapping[int, Caches], *, dense: bool = False) -> RowBatch:
+        """A batch of the given rows, in order."""
+        batch = cls(template, dense=dense)
+        batch.change(join={row: (caches, tokens_held(caches)) for row, caches in rows.items()})
+        return batch
+
+    @property
+    def has_recurrent(self) -> bool:
+        return bool(self._recurrent)
+
+    def change(
+        self,
+        *,
+        leave: Iterable[int] = (),
+        join: Mapping[int, tuple[Caches, int]] | None = None,
+    ) -> None:
+        """Rows leave, then rows join with their caches and the number of tokens these hold.
+
+        Afterwards `order` is the new batch order. Unknown leavers are ignored.
+        """
+        join = join or {}
+        old = {row: index for index, row in enumerate(self.order)}
+        gone = [row for row in leave if row in old]
+        for row in gone:
+            self._apply(self.layout.leave(row))
+        self._apply(self.layout.join((row, held) for row, (_, held) in join.items()))
+        for row, (caches, _) in join.items():
+            place = self.layout.places[row]
+            for store, cache in self._pairs(caches, CohortKV):
+                store.write(place, cache)
+        if gone or join:
+            self._reorder(old, join)
+
+    def filter(self, rows: Iterable[int]) -> None:
+        """Keep just these rows."""
+        kept = set(rows)
+        self.change(leave=[row for row in self.order if row not in kept])
+
+    def extend(self, other: RowBatch) -> None:
+        """Take over all rows of `other`, a batch of the same model."""
+        self.change(join={row: (other.extract(row), other.layout.lengths[row]) for row in other.order})
+
+    def extract(self, row: int) -> list[Any]:
+        """The row's caches as a solo run would hold them, in memory of their own."""
+        place, tokens = self.layout.places[row], self.layout.lengths[row]
+        index = self.order.index(row)
+
+        def single(tree: Tree) -> Any:
+            if isinstance(tree, CohortKV):
+                return tree.read(place, tokens)
+            if isinstance(tree, RecurrentLayer):
+                return tree.extract(index)
+            return CacheList(*(single(part) for part in tree))
+
+        return [single(tree) for tree in self._trees]
+
+    def begin(self) -> DecodeStep:
+        """Make room for one more token of every row; the geometry of the step."""
+        before = self.layout.rows
+        self._apply(self.layout.make_room(list(self.order)))
+        if self.layout.rows != before:
+            self._reorder({row: index for index, row in enumerate(self.order)}, {})
+        return DecodeStep(self.layout)
+
+    def caches(
+        self,
+        step: DecodeStep | None,
+        offset: mx.array,
+        spans: Sequence[tuple[SpanStep, Caches]] = (),
+    ) -> list[Any]:
+        """The caches to call the model with for one step of all rows (and `spans`, for flat families)."""
+
+        def view(tree: Tree, rows: Sequence[tuple[SpanStep, Any]]) -> Any:
+            if isinstance(tree, RecurrentLayer):
+                if tree.cache is None:
+                    tree.cache = BatchMambaCache(size=tree.size)
+                return tree.cache
+            if isinstance(tree, CohortKV):
+                if self.dense:
+                    assert step is not None
+                    return DenseView(tree, step, offset)
+                return AttendView(tree, step, offset, rows)
+            parts = [
+                view(part, [(span, cache.caches[i]) for span, cache in rows]) for i, part in enumerate(tree)
+            ]
+            return CacheList(*parts)
+
+        return [
+            view(tree, [(span, caches[i]) for span, caches in spans]) for i, tree in enumerate(self._trees)
+        ]
+
+    def end(self) -> None:
+        """Every row has appended its token."""
+        self.layout.advance(self.order)
+
+    def clear(self) -> None:
+        """Drop every row and its memory."""
+        self.change(leave=list(self.order))
+
+    def arrays(self) -> list[mx.array]:
+        """Every array that holds state, to evaluate."""
+        blocks = [block for store in self._attention for block in store.blocks.values()]
+        found = [array for block in blocks for array in (block.keys, block.values) if array is not None]
+        for layer in self._recurrent:
+            if layer.cache is not None:
+                found += [array for array in layer.cache.cache if array is not None]
+        return found
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes allocated for all rows, padding included."""
+        return sum(leaf.nbytes for leaf in _leaves(self._trees))
+
+    @property
+    def held_nbytes(self) -> int:
+        """Bytes that the rows' own tokens and states need of `nbytes`."""
+        total = sum(layer.nbytes for layer in self._recurrent)
+        for store in self._attention:
+            lengths = self.layout.lengths.values()
+            kept = sum(n if store.window is None else min(n, store.window) for n in lengths)
+            total += kept * store.bytes_per_token
+        return total
+
+    def _apply(self, actions: Sequence[Rebuild | Move | Drop]) -> None:
+        if actions:
+            for store in self._attention:
+                store.apply(actions)
+
+    def _reorder(self, old: Mapping[int, int], join: Mapping[int, tuple[Caches, int]]) -> None:
+        self.order = self.layout.rows
+        if not self._recurrent:
+            return
+        kept = [row for row in self.order if row in old and row not in join]
+        joined = [row for row in self.order if row in join]
+        final = {row: index for index, row in enumerate([*kept, *joined])}
+        wanted = [final[row] for row in self.order]
+        singles = {row: list(self._pairs(caches, RecurrentLayer)) for row, (caches, _) in join.items()}
+        for index, layer in enumerate(self._recurrent):
+            layer.arrange([old[row] for row in kept], [singles[row][index][1] for row in joined])
+            if wanted != list(range(len(wanted))):
+                layer.arrange(wanted, [])
+
+    def _pairs(self, caches: Caches, kind: type[Any]) -> Iterable[tuple[Any, Any]]:
+        """(storage, the row's own cache) of every layer of a kind."""
+
+        def walk(tree: Tree, cache: Any) -> Iterable[tuple[Any, Any]]:
+            if isinstance(tree, tuple):
+                for part, inner in zip(tree, cache.caches, strict=True):
+                    yield from walk(part, inner)
+            elif isinstance(tree, kind):
+                yield tree, cache
+
+        for tree, cache in zip(self._trees, caches, strict=True):
+            yield from walk(tree, cache)
+
+
+def tokens_held(caches: Caches) -> int:
+    """Tokens that a row's attention caches hold; 0 for a model without attention."""
+    for cache in caches:
+        for leaf in cache.caches if isinstance(cache, CacheList) else [cache]:
+            if isinstance(leaf, KVCache | RotatingKVCache):
+                return int(leaf.offset)
+    return 0
+
+
+def batchable(template: Caches) -> bool:
+    """Whether every layer's cache is of a kind that can share a batch."""
+    try:
+        RowBatch(template)
+    except UnsupportedCache:
+        return False
+    return True
+
+
+_KINDS: tuple[tuple[type[Any], Callable[[Any], Tree]], ...] = (
+    (KVCache, lambda cache: CohortKV()),
+    (RotatingKVCache, lambda cache: CohortKV(window=cache.max_size)),
+    (ArraysCache, lambda cache: RecurrentLayer(len(cache.cache))),
+    (CacheList, lambda cache: tuple(_tree(part) for part in cache.caches)),
+)
+
+
+def _tree(cache: Any) -> Tree:
+    for kind, make in _KINDS:
+        if isinstance(cache, kind):
+            if isinstance(cache, RotatingKVCache) and cache.keep:
+                raise UnsupportedCache("A rotating cache that keeps its first tokens cannot share a batch.")
+            return make(cache)
+    raise UnsupportedCache(f"A cache of type {type(cache).__name__} cannot share a batch.")
+
+
+def _leaves(trees: Iterable[Tree]) -> Iterable[Layer]:
+    for tree in trees:
+        if isinstance(tree, tuple):
+            yield from _leaves(tree)
+        else:
+            yield tree
+
+
+def _one_row(cache: ArraysCache) -> BatchMambaCache:
+    row = BatchMambaCache(size=len(cache.cache))
+    row.cache = list(cache.cache)
+    return row

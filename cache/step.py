@@ -1,0 +1,106 @@
+"""The geometry of one decode step: computed once, shared by all layers.
+
+Every array here is built from Python integers: no device value is read. Masks are boolean, True where a
+query may look, shaped `[used slots, 1, 1, keys]`, and None where every row may look at every key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+
+import mlx.core as mx
+
+from chairlift.cache.layout import Cohort, CohortLayout
+
+
+class CohortStep:
+    """One cohort in one step.
+
+    Attributes:
+        key: the cohort's key.
+        start, stop: its rows are `[start, stop)` of the batch.
+        used: slots in use, holes below the last row included.
+        lengths: tokens held before this step, by row.
+        longest: tokens that the longest row holds after this step.
+        uniform: the length before this step where all rows agree and no slot is free; else None.
+    """
+
+    def __init__(self, cohort: Cohort, start: int, lengths: dict[int, int]) -> None:
+        self.key = cohort.key
+        self.start = start
+        seats = [(slot, row) for slot, row in enumerate(cohort.slots) if row is not None]
+        self.stop = start + len(seats)
+        self.used = seats[-1][0] + 1
+        self.lengths = [lengths[row] for _, row in seats]
+        self.longest = max(self.lengths) + 1
+        self.holes = self.used > len(seats)
+        self.equal = len(set(self.lengths)) == 1
+        self.uniform = self.lengths[0] if self.equal and not self.holes else None
+        self._seats = [slot for slot, _ in seats]
+        self._masks: dict[tuple[int | None, int | None], mx.array | None] = {}
+        self._positions: dict[int | None, mx.array] = {}
+
+    @cached_property
+    def slots(self) -> mx.array:
+        """int32 `[rows]`: the slot of each row."""
+        return mx.array(self._seats, dtype=mx.int32)
+
+    @cached_property
+    def fill(self) -> mx.array:
+        """int32 `[used]`: for each slot the row of the cohort to query for; a hole repeats some row."""
+        rows = [0] * self.used
+        for row, slot in enumerate(self._seats):
+            rows[slot] = row
+        return mx.array(rows, dtype=mx.int32)
+
+    def positions(self, ring: int | None) -> mx.array:
+        """int32 `[rows]`: where the new token goes, in a ring of `ring` tokens or a full row."""
+        if ring not in self._positions:
+            at = self.lengths if ring is None else [length % ring for length in self.lengths]
+            self._positions[ring] = mx.array(at, dtype=mx.int32)
+        return self._positions[ring]
+
+    def mask(self, ring: int | None, window: int | None) -> mx.array | None:
+        """Which stored positions the new tokens see.
+
+        Args:
+            ring: tokens the layer keeps at most (position p % ring); None keeps all.
+            window: tokens, the new one included, that attention may look back; None is all that are kept.
+        """
+        if window is not None and (window >= self.longest or (ring is not None and window >= ring)):
+            window = None
+        if (ring, window) not in self._masks:
+            self._masks[ring, window] = self._mask(ring, window)
+        return self._masks[ring, window]
+
+    def _mask(self, ring: int | None, window: int | None) -> mx.array | None:
+        after = [length + 1 for length in self.lengths]
+        held = after if ring is None else [min(length, ring) for length in after]
+        if window is None and len(set(held)) == 1:
+            return None
+        width = max(held)
+        by_slot = [1] * self.used
+        for slot, length in zip(self._seats, after, strict=True):
+            by_slot[slot] = length
+        lengths = mx.array(by_slot, dtype=mx.int32)[:, None, None, None]
+        index = mx.arange(width, dtype=mx.int32)
+        token = index if ring is None else lengths - 1 - (lengths - 1 - index) % ring
+        visible = (token >= 0) & (token < lengths)
+        if window is not None:
+            visible = visible & (token >= lengths - window)
+        return visible
+
+
+class DecodeStep:
+    """One step of a batch: `offsets` and the cohorts, in batch order (the order of `layout.rows`)."""
+
+    def __init__(self, layout: CohortLayout) -> None:
+        self.cohorts: list[CohortStep] = []
+        start = 0
+        for cohort in layout.cohorts.values():
+            step = CohortStep(cohort, start, layout.lengths)
+            self.cohorts.append(step)
+            start = step.stop
+        self.rows = start
+        self.lengths: Sequence[int] = [n for step in self.cohorts for n in step.lengths]

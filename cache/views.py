@@ -1,0 +1,201 @@
+"""What a model is given in place of its caches while a batch steps.
+
+A model's attention does three things with its cache: it reads `offset` for the rotary positions, stores the
+new keys and values with `update_and_fetch`, and calls `scaled_dot_product_attention(q, k, v, cache=…)`.
+`AttendView` returns itself for k and v; the seam (`chairlift.patches.attention`) sees that and calls
+`attend`, so attention runs per cohort and per prefill span while everything else of the model runs on all
+tokens of the step at once. A model that does arithmetic on k and v raises a TypeError on such a view, and is
+served by `DenseView` instead, which returns whole arrays and masks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+
+from chairlift.cache.attention import CohortKV
+from chairlift.cache.step import CohortStep, DecodeStep
+
+
+@dataclass(frozen=True, slots=True)
+class SeamMask:
+    """Stands for the mask of every row until attention runs. `window`: tokens visible, None for all kept."""
+
+    window: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SpanStep:
+    """A prefill chunk in a flat step: tokens `[start, stop)` of the step are positions
+    `[offset, offset + stop - start)` of one row, whose caches (one per layer) are its own."""
+
+    start: int
+    stop: int
+    offset: int
+
+
+class AttendView:
+    """One attention layer of one step, as the model's cache.
+
+    The step is flat: `[tokens, 1, hidden]`, the decode rows first, then the spans' tokens; `offset` is the
+    position of every token. Without spans it is an ordinary batch of rows with one token each.
+
+    Args:
+        store: this layer's storage for the decode rows.
+        step: geometry of the decode rows; None where only spans step.
+        offset: int32 `[tokens]`.
+        spans: the prefill chunks, with this layer's cache of each row.
+    """
+
+    def __init__(
+        self,
+        store: CohortKV,
+        step: DecodeStep | None,
+        offset: mx.array,
+        spans: Sequence[tuple[SpanStep, Any]] = (),
+    ) -> None:
+        self.offset = offset
+        self._store = store
+        self._step = step
+        self._spans = spans
+        self._span_kv: list[tuple[mx.array, mx.array]] = []
+
+    def make_mask(self, N: int, return_array: bool = False, window_size: int | None = None) -> SeamMask:
+        return SeamMask(window_size)
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[AttendView, AttendView]:
+        """Store `[tokens, kv_heads, 1, head_dim]`."""
+        for cohort in self._step.cohorts if self._step is not None else ():
+            part = slice(cohort.start, cohort.stop)
+            self._store.append(cohort, keys[part], values[part])
+        self._span_kv = [
+            cache.update_and_fetch(_as_row(keys, span), _as_row(values, span)) for span, cache in self._spans
+        ]
+        return self, self
+
+    def attend(
+        self,
+        queries: mx.array,
+        *,
+        scale: float,
+        mask: SeamMask | None,
+        sinks: mx.array | None = None,
+    ) -> mx.array:
+        """Attention of `[tokens, heads, 1, head_dim]` over what each token may see; same shape but for the
+        head size of the values.
+
+        Raises:
+            TypeError: a mask that the model changed or made itself.
+        """
+        if mask is not None and not isinstance(mask, SeamMask):
+            raise TypeError(f"Attention over a batch takes the mask of its cache, not {type(mask).__name__}.")
+        window = mask.window if mask is not None else None
+        outputs = [
+            self._attend_cohort(cohort, queries, scale, window, sinks)
+            for cohort in (self._step.cohorts if self._step is not None else ())
+        ]
+        for (span, _), (keys, values) in zip(self._spans, self._span_kv, strict=True):
+            outputs.append(self._attend_span(span, queries, keys, values, scale, window, sinks))
+        return outputs[0] if len(outputs) == 1 else mx.concatenate(outputs, axis=0)
+
+    def _attend_cohort(
+        self,
+        cohort: CohortStep,
+        queries: mx.array,
+        scale: float,
+        window: int | None,
+        sinks: mx.array | None,
+    ) -> mx.array:
+        keys, values = self._store.visible(cohort)
+        part = queries[cohort.start : cohort.stop]
+        if cohort.holes:
+            part = part[cohort.fill]
+        out = mx.fast.scaled_dot_product_attention(
+            part, keys, values, scale=scale, mask=cohort.mask(self._store.window, window), sinks=sinks
+        )
+        return out[cohort.slots] if cohort.holes else out
+
+    def _attend_span(
+        self,
+        span: SpanStep,
+        queries: mx.array,
+        keys: mx.array,
+        values: mx.array,
+        scale: float,
+        window: int | None,
+        sinks: mx.array | None,
+    ) -> mx.array:
+        mask = span_mask(span.stop - span.start, span.offset, keys.shape[2], self._store.window, window)
+        out = mx.fast.scaled_dot_product_attention(
+            _as_row(queries, span), keys, values, scale=scale, mask=mask, sinks=sinks
+        )
+        return out[0].swapaxes(0, 1)[:, :, None]
+
+
+class DenseView:
+    """One attention layer of a decode step for models that do arithmetic on keys, values or masks: the rows
+    are slots 0..n-1 of one block, and the model gets the arrays themselves.
+
+    Args:
+        store: this layer's storage.
+        step: geometry; one cohort without holes.
+        offset: int32 `[rows]`.
+    """
+
+    def __init__(self, store: CohortKV, step: DecodeStep, offset: mx.array) -> None:
+        (self._cohort,) = step.cohorts
+        if self._cohort.holes:
+            raise ValueError("A dense block has no free slot between rows.")
+        self._store = store
+        self.offset = offset
+
+    def make_mask(
+        self, N: int, return_array: bool = False, window_size: int | None = None
+    ) -> mx.array | None:
+        if N != 1:
+            raise ValueError(f"A decode step takes one token per row, not {N}.")
+        return self._cohort.mask(self._store.window, window_size)
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        """Store `[rows, kv_heads, 1, head_dim]`; returns `[rows, kv_heads, longest, head_dim]`."""
+        self._store.append(self._cohort, keys, values)
+        return self._store.visible(self._cohort)
+
+
+def span_mask(
+    tokens: int, offset: int, held: int, ring: int | None, window: int | None
+) -> mx.array | str | None:
+    """The mask of a prefill chunk over its row's keys, of which the last `tokens` are its own.
+
+    Args:
+        tokens: tokens in the chunk.
+        offset: position of its first token.
+        held: keys in the row's cache after the chunk, oldest first (any order for a single token).
+        ring: tokens that the layer's cache keeps; None keeps all.
+        window: tokens, the own one included, that attention may look back; None for `ring`.
+
+    Returns:
+        None, "causal", or boolean `[tokens, held]`.
+
+    Raises:
+        ValueError: a single token whose keys lie in a ring, under a window smaller than it.
+    """
+    window = ring if window is None else window
+    if window is None or offset + tokens <= window:
+        return None if tokens == 1 else "causal"
+    if tokens == 1 and ring is not None:
+        if window < ring:
+            raise ValueError("A window smaller than the cache's own needs its keys in order.")
+        return None
+    first = offset + tokens - held
+    keys = mx.arange(first, first + held)
+    queries = mx.arange(offset, offset + tokens)[:, None]
+    return (keys <= queries) & (keys > queries - window)
+
+
+def _as_row(array: mx.array, span: SpanStep) -> mx.array:
+    """Tokens of a flat step `[tokens, heads, 1, dim]` as one row `[1, heads, tokens, dim]`."""
+    return array[span.start : span.stop, :, 0].swapaxes(0, 1)[None]
