@@ -1,0 +1,196 @@
+"""Finding out how a model's rows may share a step, by trying it on the model itself.
+
+From the fastest way to the slowest (flat, hybrid, dense, solo), the first whose logits equal those of solo
+runs is taken. So a family that nobody looked at is served right, if not fast. The trial takes a few forwards
+over prompts of a dozen tokens. `docs/models.md` holds the outcome for every family that mlx-lm knows.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx_lm.models.cache import ArraysCache, make_prompt_cache
+
+from chairlift.cache.batch import RowBatch, UnsupportedCache, batchable
+from chairlift.cache.views import SpanStep
+from chairlift.engine.runner import Batching
+
+log = logging.getLogger(__name__)
+
+Body = Callable[[mx.array, list[Any]], mx.array]
+Head = Callable[[mx.array], mx.array]
+
+_LENGTHS = (3, 9, 5)
+_STEPS = 3
+_TOLERANCE = {mx.float32: 1e-4, mx.float16: 3e-2, mx.bfloat16: 1e-1}
+"""Largest difference of logits that rounding explains, as a share of the largest logit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """How a model is batched, and why no faster way was taken."""
+
+    batching: Batching
+    reasons: tuple[tuple[Batching, str], ...] = ()
+
+
+def find_batching(model: nn.Module, vocab_size: int) -> Finding:
+    """Try the ways from fastest to slowest. Runs on the MLX thread.
+
+    Args:
+        model: called as mlx-lm's models are: `model(tokens, cache=caches)` -> logits.
+        vocab_size: token ids below this are valid.
+    """
+    if not batchable(make_prompt_cache(model)):
+        try:
+            RowBatch(make_prompt_cache(model))
+        except UnsupportedCache as error:
+            return Finding(Batching.SOLO, ((Batching.FLAT, str(error)),))
+    trial = _Trial(model, vocab_size)
+    reasons: list[tuple[Batching, str]] = []
+    for batching in (Batching.FLAT, Batching.HYBRID, Batching.DENSE):
+        reason = trial.objection(batching)
+        if reason is None:
+            return Finding(batching, tuple(reasons))
+        log.info("batching %s does not suit this model: %s", batching, reason)
+        reasons.append((batching, reason))
+    return Finding(Batching.SOLO, tuple(reasons))
+
+
+def split_head(model: nn.Module, vocab_size: int) -> tuple[Body, Head] | None:
+    """(body, head) of a model built as mlx-lm's mostly are, if together they equal the model; else None."""
+    body = getattr(model, "model", None)
+    if not callable(body):
+        return None
+    head = getattr(model, "lm_head", None)
+    if head is None:
+        head = getattr(getattr(body, "embed_tokens", None), "as_linear", None)
+    if not callable(head):
+        return None
+    tokens = _prompt(0, 7, vocab_size)[None]
+    try:
+        whole = model(tokens, cache=make_prompt_cache(model))
+        parts = head(body(tokens, make_prompt_cache(model)))
+        equal = whole.shape == parts.shape and bool(mx.array_equal(whole, parts, equal_nan=True).item())
+    except Exception as error:
+        log.debug("the model's head stays with its body: %s", error)
+        return None
+    return (body, head) if equal else None
+
+
+class _Trial:
+    """Solo runs of a few short prompts, and the same rows in a batch."""
+
+    def __init__(self, model: nn.Module, vocab_size: int) -> None:
+        self._model = model
+        self._prompts = [_prompt(seed, length, vocab_size) for seed, length in enumerate(_LENGTHS)]
+        self._answers = [_prompt(10 + seed, _STEPS, vocab_size) for seed in range(len(_LENGTHS))]
+        self._solo = [self._run_solo(*pair) for pair in zip(self._prompts, self._answers, strict=True)]
+        mx.eval(self._solo)
+
+    def objection(self, batching: Batching) -> str | None:
+        """Why the model cannot be batched this way, or None."""
+        template = make_prompt_cache(self._model)
+        if batching is Batching.FLAT and RowBatch(template).has_recurrent:
+            return "Recurrent layers need the sequence axis."
+        try:
+            logits = self._run(batching, template)
+            mx.eval(logits)
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
+        worst = 0.0
+        for rows, solo in zip(logits, self._solo, strict=True):
+            scale = mx.maximum(mx.abs(solo).max(), 1e-6)
+            worst = max(worst, float(cast(float, (mx.abs(rows - solo).max() / scale).item())))
+        tolerance = _TOLERANCE.get(self._solo[0].dtype, 1e-1)
+        return None if worst <= tolerance else f"Logits differ from solo runs by {worst:.1e} of the largest."
+
+    def _run_solo(self, prompt: mx.array, answer: mx.array) -> mx.array:
+        """Logits `[_STEPS + 1, vocab]`: after the prompt, and after each token of a fixed answer."""
+        caches = make_prompt_cache(self._model)
+        logits = [self._model(prompt[None], cache=caches)[0, -1]]
+        logits += [self._model(token.reshape(1, 1), cache=caches)[0, -1] for token in answer]
+        return mx.stack(logits)
+
+    def _run(self, batching: Batching, template: list[Any]) -> list[mx.array]:
+        """The same, all rows at once; the last row joins a step later than the others."""
+        batch = RowBatch(template, dense=batching is Batching.DENSE)
+        caches = [make_prompt_cache(self._model) for _ in self._prompts]
+        logits: list[list[mx.array]] = [[] for _ in self._prompts]
+        done = [0] * len(self._prompts)
+        waiting = list(range(len(self._prompts)))
+        for step in range(_STEPS + 1):
+            entering = [row for row in waiting if row < len(self._prompts) - 1 or step == 1]
+            waiting = [row for row in waiting if row not in entering]
+            if batching is Batching.FLAT:
+                self._flat(batch, caches, entering, logits, done)
+            else:
+                for row in entering:
+                    logits[row].append(self._model(self._prompts[row][None], cache=caches[row])[0, -1])
+                self._decode(batch, logits, done)
+            batch.change(join={row: (caches[row], len(self._prompts[row])) for row in entering})
+        self._decode(batch, logits, done)
+        return [mx.stack(row) for row in logits]
+
+    def _decode(self, batch: RowBatch, logits: list[list[mx.array]], done: list[int]) -> None:
+        batch.change(leave=[row for row in batch.order if done[row] == _STEPS])
+        if not batch.order:
+            return
+        step = batch.begin()
+        inputs = self._feed(batch.order, done)
+        out = self._model(inputs, cache=batch.caches(step, mx.array(list(step.lengths), dtype=mx.int32)))
+        batch.end()
+        for index, row in enumerate(batch.order):
+            logits[row].append(out[index, -1])
+
+    def _flat(
+        self,
+        batch: RowBatch,
+        caches: list[list[Any]],
+        entering: Sequence[int],
+        logits: list[list[mx.array]],
+        done: list[int],
+    ) -> None:
+        batch.change(leave=[row for row in batch.order if done[row] == _STEPS])
+        step = batch.begin() if batch.order else None
+        inputs = [self._feed(batch.order, done)] if step is not None else []
+        positions = list(step.lengths) if step is not None else []
+        start, spans = len(batch.order), []
+        for row in entering:
+            prompt = self._prompts[row]
+            inputs.append(prompt[:, None])
+            positions += range(len(prompt))
+            spans.append((SpanStep(start, start + len(prompt), 0), caches[row]))
+            start += len(prompt)
+        offset = mx.array(positions, dtype=mx.int32)
+        out = self._model(mx.concatenate(inputs), cache=batch.caches(step, offset, spans))
+        if step is not None:
+            batch.end()
+        for index, row in enumerate(batch.order):
+            logits[row].append(out[index, -1])
+        for (span, _), row in zip(spans, entering, strict=True):
+            logits[row].append(out[span.stop - 1, -1])
+
+    def _feed(self, rows: Sequence[int], done: list[int]) -> mx.array:
+        tokens = []
+        for row in rows:
+            tokens.append(self._answers[row][done[row]])
+            done[row] += 1
+        return mx.stack(tokens)[:, None]
+
+
+def _prompt(seed: int, length: int, vocab_size: int) -> mx.array:
+    """Fixed token ids, spread over the vocabulary, its first ids (often special tokens) left out."""
+    low = min(16, vocab_size // 4)
+    ids = [low + (7919 * (seed + 1) + 104729 * place) % (vocab_size - low) for place in range(length)]
+    return mx.array(ids, dtype=mx.int32)
+
+
+def is_recurrent(caches: Sequence[Any]) -> bool:
+    """Whether any layer's state is recurrent."""
+    return any(isinstance(cache, ArraysCache) for cache in caches)

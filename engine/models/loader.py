@@ -1,0 +1,174 @@
+"""From a model folder to a `LoadedModel`: weights, patches, batching, runner. Runs on the MLX thread.
+
+The only module that applies patches: explicitly, before a model is built.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+from chairlift.engine.models.tokenizer import load_tokenizer
+from mlx.utils import tree_flatten
+from mlx_lm.models.cache import make_prompt_cache
+from mlx_lm.utils import load_model as load_weights
+
+from chairlift.engine.errors import ModelUnavailable
+from chairlift.engine.models.batching import Finding, find_batching, split_head
+from chairlift.engine.plan import LoadedModel, ModelInfo
+from chairlift.engine.runner import Batching, MlxRunner
+from chairlift.patches import apply_patches
+
+DTYPES = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
+_CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "model_max_length")
+DEFAULT_CONTEXT = 8192
+"""Tokens, for configurations that state no length (recurrent families have no limit of their own)."""
+
+
+def load_model(
+    folder: Path,
+    served_name: str,
+    *,
+    dtype: str | None = None,
+    max_model_len: int | None = None,
+) -> LoadedModel:
+    """Load a model folder in mlx-lm's format.
+
+    Args:
+        folder: config.json, safetensors and tokenizer.
+        served_name: the name clients use.
+        dtype: "float32", "float16" or "bfloat16" for unquantized weights; None is float32 on the CPU (where
+            half precision is many times slower) and the folder's own elsewhere.
+        max_model_len: tokens of prompt and answer together, at most the model's own context.
+
+    Raises:
+        ModelUnavailable: the folder cannot be read as a model; one line.
+    """
+    apply_patches()
+    tokenizer = load_tokenizer(folder)
+    try:
+        model, config = load_weights(folder)
+    except Exception as error:
+        raise ModelUnavailable(f"{served_name} cannot be loaded: {_one_line(error, folder)}") from error
+    _cast(model, dtype)
+    mx.eval(model.parameters())
+    context = context_length(config)
+    if max_model_len is not None:
+        if max_model_len > context:
+            raise ModelUnavailable(
+                f"--max-model-len {max_model_len} exceeds the model's context of {context} tokens."
+            )
+        context = max_model_len
+    finding, runner = make_runner(model, vocab_size(config, tokenizer.vocab_size))
+    parameters = tree_flatten(model.parameters())
+    info = ModelInfo(
+        name=served_name,
+        context_length=context,
+        created=int(time.time()),
+        architecture=str(config.get("model_type", "")),
+        batching=str(finding.batching),
+        device=_device(),
+        dtype=_dtype_name(model, config),
+        parameters=_parameter_count(model),
+        weight_bytes=sum(array.nbytes for _, array in parameters),
+        kv_bytes_per_token=_kv_bytes_per_token(model, vocab_size(config, tokenizer.vocab_size)),
+    )
+    return LoadedModel(info, tokenizer, runner)
+
+
+def make_runner(
+    model: nn.Module, vocab_size: int, batching: Batching | None = None
+) -> tuple[Finding, MlxRunner]:
+    """A runner over an mlx-lm model; `batching` None finds the fastest way that is right."""
+    apply_patches()
+    finding = Finding(batching) if batching is not None else find_batching(model, vocab_size)
+    split = split_head(model, vocab_size) if finding.batching is Batching.FLAT else None
+
+    def forward(tokens: mx.array, caches: list[Any]) -> mx.array:
+        logits: mx.array = model(tokens, cache=caches)
+        return logits
+
+    return finding, MlxRunner(forward, lambda: make_prompt_cache(model), finding.batching, split=split)
+
+
+def context_length(config: dict[str, Any]) -> int:
+    """Tokens that a model's configuration states as its context."""
+    for part in (config, config.get("text_config") or {}):
+        for key in _CONTEXT_KEYS:
+            value = part.get(key)
+            if isinstance(value, int) and value > 0:
+                return value
+    return DEFAULT_CONTEXT
+
+
+def vocab_size(config: dict[str, Any], fallback: int) -> int:
+    """Rows of the embedding, which may exceed the tokenizer's vocabulary."""
+    for part in (config, config.get("text_config") or {}):
+        value = part.get("vocab_size")
+        if isinstance(value, int) and value > 0:
+            return value
+    return fallback
+
+
+def _cast(model: nn.Module, dtype: str | None) -> None:
+    """Cast floating weights, where none are quantized: their scales belong to their own type."""
+    if dtype is not None and dtype not in DTYPES:
+        raise ModelUnavailable(f"--dtype {dtype} is unknown; choose from {', '.join(DTYPES)}.")
+    on_cpu = mx.default_device() == mx.cpu
+    wanted = DTYPES[dtype] if dtype is not None else mx.float32 if on_cpu else None
+    if wanted is None:
+        return
+    predicate = getattr(model, "cast_predicate", None)
+    keep = predicate if predicate is not None and wanted != mx.float32 else lambda name: True
+    cast = {
+        name: array.astype(wanted)
+        for name, array in tree_flatten(model.parameters())
+        if mx.issubdtype(array.dtype, mx.floating) and array.dtype in DTYPES.values() and keep(name)
+    }
+    model.load_weights(list(cast.items()), strict=False)
+
+
+def _kv_bytes_per_token(model: nn.Module, vocab: int) -> int:
+    """Bytes that one more token adds to a row's attention caches."""
+    caches = make_prompt_cache(model)
+    mx.eval(model(mx.array([[min(16, vocab - 1)] * 2]), cache=caches))
+    total = 0
+    for _, array in tree_flatten([getattr(cache, "state", None) for cache in caches]):
+        if isinstance(array, mx.array) and array.ndim == 4 and array.shape[2] >= 2:
+            total += array.nbytes // array.shape[2]
+    return total
+
+
+def _parameter_count(model: nn.Module) -> int:
+    from mlx_lm.utils import get_total_parameters
+
+    return int(get_total_parameters(model))
+
+
+def _dtype_name(model: nn.Module, config: dict[str, Any]) -> str:
+    quantization = config.get("quantization")
+    if isinstance(quantization, dict) and "bits" in quantization:
+        return f"{quantization['bits']}-bit"
+    kinds = {array.dtype for _, array in tree_flatten(model.parameters())}
+    for name, kind in DTYPES.items():
+        if kind in kinds:
+            return name
+    return ""
+
+
+def _device() -> str:
+    info = mx.device_info() if hasattr(mx, "device_info") else {}
+    name = str(info.get("device_name", "")).strip()
+    return name or ("CPU" if mx.default_device() == mx.cpu else "GPU")
+
+
+def _one_line(error: Exception, folder: Path) -> str:
+    """An upstream error without its path."""
+    text = str(error).replace(str(folder), "the folder").split("\n")[0].strip()
+    return text or type(error).__name__
+
+
+__all__ = ["context_length", "load_model", "make_runner", "vocab_size"]

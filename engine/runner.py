@@ -1,0 +1,432 @@
+"""The runner: carries out step plans on the one MLX thread, one step of look-ahead.
+
+A row's prompt is prefilled chunk by chunk on caches of its own, as the model's `make_cache` gives them, so
+padding exists nowhere. When its last known token is due, the row joins the `RowBatch` and from then on
+takes one token per step with all the others. How a step is computed depends on the family (`Batching`):
+
+- flat: one forward over `[tokens, 1]`, decode rows and prefill chunks together; attention per cohort and
+  span. For families all of whose layers are attention.
+- hybrid: chunks one request at a time, then one forward over `[rows, 1]`. Recurrent layers need the
+  sequence axis.
+- dense: as hybrid, attention rows in one padded block, for families that do arithmetic on keys (MLA).
+- solo: every row by itself on its own caches. Slow and never wrong.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+import mlx.core as mx
+
+from chairlift.cache.batch import RowBatch
+from chairlift.cache.views import SpanStep
+from chairlift.engine.plan import NewRow, RunnerStats, Sample, Span, StepPlan, StepResult
+from chairlift.engine.sampling import Draw, Drawn, row_key, sample
+
+log = logging.getLogger(__name__)
+
+TIDY_STEPS = 256
+"""Steps between returns of unused buffers to the system, as mlx-lm does it."""
+
+
+class Batching(StrEnum):
+    """How a family's rows share a step."""
+
+    FLAT = "flat"
+    HYBRID = "hybrid"
+    DENSE = "dense"
+    SOLO = "solo"
+
+
+@dataclass(slots=True)
+class _Row:
+    """One row on the device."""
+
+    spec: NewRow
+    key: tuple[int, int]
+    drawn: int
+    caches: list[Any] | None
+    """The row's own caches while it prefills (in solo, always); None once it is in the batch."""
+    held: int = 0
+    """Tokens that the state holds."""
+    pending: mx.array | None = None
+    """int32 scalar, not yet in the batch's `pending`: the last token drawn, or a prompt's last token."""
+
+    def draw(self) -> Draw:
+        return Draw(self.spec.sampling, self.key, self.drawn)
+
+
+@dataclass(slots=True)
+class _Flight:
+    """A step on the device whose tokens the host has not read yet."""
+
+    number: int
+    rows: tuple[int, ...] = ()
+    drawing: list[int] = field(default_factory=list)
+    wanted: dict[int, int | None] = field(default_factory=dict)
+    drawn: Drawn | None = None
+    arrays: list[mx.array] = field(default_factory=list)
+    failed: dict[int, str] = field(default_factory=dict)
+    lost: dict[int, str] = field(default_factory=dict)
+
+    @property
+    def outputs(self) -> list[mx.array]:
+        return [*(self.drawn.arrays if self.drawn is not None else ()), *self.arrays]
+
+
+Forward = Callable[[mx.array, list[Any]], mx.array]
+
+
+class MlxRunner:
+    """The `Runner` (chairlift.engine.plan) over a loaded model.
+
+    Args:
+        forward: tokens int32 `[batch, length]` and caches -> logits `[batch, length, vocab]`.
+        make_cache: fresh caches for one request, one per layer.
+        batching: how the family shares a step.
+        split: (body, head) with `forward == head(body(...))`: lets a flat step compute logits only for the
+            tokens that draw. None computes them for all.
+    """
+
+    def __init__(
+        self,
+        forward: Forward,
+        make_cache: Callable[[], list[Any]],
+        batching: Batching,
+        *,
+        split: tuple[Forward, Callable[[mx.array], mx.array]] | None = None,
+    ) -> None:
+        self.batching = batching
+        self._forward = forward
+        self._make_cache = make_cache
+        self._split = split
+        self._rows: dict[int, _Row] = {}
+        self._batch = self._fresh_batch()
+        self._pending: mx.array | None = None
+        self._last: _Flight | None = None
+        self._steps = 0
+
+    def step(self, plan: StepPlan) -> StepResult | None:
+        """Launch `plan`; the result of the plan launched before. See `chairlift.engine.plan.Runner`."""
+        flight = self._launch(plan)
+        if self._last is None:
+            landed = None
+        else:
+            landed, fault = self._land(self._last)
+            if fault is not None and flight is not None:
+                # The new step was built on arrays of the failed one.
+                self._lose(flight, fault)
+        self._last = flight
+        self._tidy(idle=flight is None)
+        return landed
+
+    def stats(self) -> RunnerStats:
+        own = [row.caches for row in self._rows.values() if row.caches is not None]
+        own_bytes = sum(_nbytes(caches) for caches in own)
+        return RunnerStats(
+            rows=len(self._rows),
+            kv_bytes=self._batch.nbytes + own_bytes,
+            kv_tokens_bytes=self._batch.held_nbytes + own_bytes,
+            active_bytes=mx.get_active_memory(),
+            cache_bytes=mx.get_cache_memory(),
+            peak_bytes=mx.get_peak_memory(),
+        )
+
+    def close(self) -> None:
+        self._last = None
+        self._rows.clear()
+        self._reset_batch()
+        self._forward = _closed
+        self._split = None
+        mx.clear_cache()
+
+    # Launching
+
+    def _launch(self, plan: StepPlan) -> _Flight | None:
+        for row in plan.release:
+            self._rows.pop(row, None)
+        for new in plan.admit:
+            self._rows[new.row] = _Row(new, row_key(new.seed), new.drawn, self._make_cache())
+        if plan.idle:
+            self._gather([])
+            return None
+        flight = _Flight(plan.number, plan.rows)
+        decode = [row for row in plan.decode if self._present(row, flight)]
+        spans = [span for span in plan.prefill if self._present(span.row, flight)]
+        try:
+            if self.batching is Batching.FLAT:
+                self._launch_flat(flight, decode, spans)
+            else:
+                self._launch_apart(flight, decode, spans)
+            mx.async_eval(*flight.outputs)  # type: ignore[no-untyped-call]
+        except Exception as error:
+            # Half the layers may hold the step's tokens: nothing that took part can be used again.
+            log.exception("step %d could not be built", plan.number)
+            self._fail_step(flight, decode, spans, error)
+        return flight
+
+    def _present(self, row: int, flight: _Flight) -> bool:
+        if row in self._rows:
+            return True
+        flight.lost[row] = "The row's state is gone."
+        return False
+
+    def _launch_flat(self, flight: _Flight, decode: Sequence[int], spans: Sequence[Span]) -> None:
+        self._gather(decode)
+        step = self._batch.begin() if self._batch.order else None
+        steps, start = [], len(self._batch.order)
+        for span in spans:
+            steps.append(SpanStep(start, start + len(span.tokens), span.start))
+            start += len(span.tokens)
+        positions = list(step.lengths) if step is not None else []
+        tokens: list[int] = []
+        for span in spans:
+            positions += range(span.start, span.start + len(span.tokens))
+            tokens += span.tokens
+        parts = [self._pending] if self._pending is not None and step is not None else []
+        parts += [mx.array(tokens, dtype=mx.int32)] if tokens else []
+        inputs = parts[0] if len(parts) == 1 else mx.concatenate(parts)
+        own = [(at, self._own(span.row)) for at, span in zip(steps, spans, strict=True)]
+        caches = self._batch.caches(step, mx.array(positions, dtype=mx.int32), own)
+        ending = [(span.row, at.stop - 1) for at, span in zip(steps, spans, strict=True) if span.last]
+        wanted = [*range(len(self._batch.order)), *(index for _, index in ending)]
+        logits = self._logits(inputs[:, None], caches, wanted)
+        self._after_decode()
+        for span in spans:
+            self._rows[span.row].held = span.start + len(span.tokens)
+            flight.arrays += _state(self._own(span.row))
+        self._sample(flight, [*self._batch.order, *(row for row, _ in ending)], logits)
+
+    def _logits(self, inputs: mx.array, caches: list[Any], wanted: Sequence[int]) -> mx.array:
+        """Logits `[len(wanted), vocab]` of the wanted tokens of a flat step `[tokens, 1]`."""
+        everything = list(wanted) == list(range(inputs.shape[0]))
+        if self._split is None:
+            logits = self._forward(inputs, caches)[:, -1]
+            return logits if everything else logits[mx.array(list(wanted), dtype=mx.int32)]
+        body, head = self._split
+        hidden = body(inputs, caches)
+        if not everything:
+            hidden = hidden[mx.array(list(wanted), dtype=mx.int32)]
+        return head(hidden)[:, -1]
+
+    def _launch_apart(self, flight: _Flight, decode: Sequence[int], spans: Sequence[Span]) -> None:
+        """Chunks one request at a time, then all decoding rows, those whose prompt ends now included."""
+        drawing: list[int] = []
+        logits: list[mx.array] = []
+        ready = list(decode)
+        for span in spans:
+            try:
+                first = self._prefill(span)
+            except Exception as error:
+                log.exception("prefill of row %d failed", span.row)
+                self._rows.pop(span.row, None)
+                flight.failed[span.row] = _blame(error)
+                continue
+            flight.arrays += _state(self._own(span.row))
+            if first is not None:
+                drawing.append(span.row)
+                logits.append(first)
+            elif span.last:
+                ready.append(span.row)
+        if self.batching is Batching.SOLO:
+            drawing += ready
+            logits += [self._decode_alone(row, flight) for row in ready]
+        else:
+            self._gather(ready)
+            if self._batch.order:
+                step = self._batch.begin()
+                assert self._pending is not None
+                caches = self._batch.caches(step, mx.array(list(step.lengths), dtype=mx.int32))
+                logits.append(self._forward(self._pending[:, None], caches)[:, -1])
+                drawing += self._batch.order
+                self._after_decode()
+        if drawing:
+            joined = logits[0] if len(logits) == 1 else mx.concatenate(logits)
+            self._sample(flight, drawing, joined)
+
+    def _prefill(self, span: Span) -> mx.array | None:
+        """Prefill a chunk on the row's own caches. The last known token is left to the decode pass, so that
+        no logits are computed here; but a state that holds nothing yet takes it, and its logits `[1, vocab]`
+        are returned."""
+        row = self._rows[span.row]
+        tokens = span.tokens
+        whole = not span.last or span.start + len(tokens) == 1
+        if not whole:
+            row.pending = mx.array(tokens[-1], dtype=mx.int32)
+            tokens = tokens[:-1]
+        logits = None
+        if tokens:
+            logits = self._forward(mx.array(tokens, dtype=mx.int32)[None], self._own(span.row))[:, -1]
+            row.held = span.start + len(tokens)
+        return logits if whole and span.last else None
+
+    def _decode_alone(self, row_id: int, flight: _Flight) -> mx.array:
+        row = self._rows[row_id]
+        assert row.pending is not None
+        caches = self._own(row_id)
+        logits = self._forward(row.pending.reshape(1, 1), caches)[:, -1]
+        row.held += 1
+        flight.arrays += _state(caches)
+        return logits
+
+    def _own(self, row: int) -> list[Any]:
+        caches = self._rows[row].caches
+        if caches is None:
+            raise RuntimeError(f"Row {row} is in the batch and prefills no more.")
+        return caches
+
+    def _gather(self, decode: Sequence[int]) -> None:
+        """Make the batch hold exactly the rows of `decode`, and `_pending` their tokens in batch order."""
+        old = self._batch.order
+        joining = [row for row in decode if row not in set(old)]
+        staying = set(decode) & self._rows.keys()
+        leaving = [row for row in old if row not in staying]
+        if not joining and not leaving:
+            return
+        states = [self._rows[row] for row in joining]
+        self._batch.change(
+            leave=leaving,
+            join={row: (self._own(row), state.held) for row, state in zip(joining, states, strict=True)},
+        )
+        place = {row: index for index, row in enumerate([*old, *joining])}
+        parts = [self._pending] if self._pending is not None else []
+        for state in states:
+            assert state.pending is not None
+            parts.append(state.pending.reshape(1))
+            state.caches = state.pending = None
+        wanted = [place[row] for row in self._batch.order]
+        if not wanted:
+            self._pending = None
+            return
+        everything = mx.concatenate(parts)
+        unchanged = wanted == list(range(len(place)))
+        self._pending = everything if unchanged else everything[mx.array(list(wanted), dtype=mx.int32)]
+
+    def _after_decode(self) -> None:
+        self._batch.end()
+        for row in self._batch.order:
+            self._rows[row].held += 1
+
+    def _sample(self, flight: _Flight, rows: list[int], logits: mx.array) -> None:
+        """Draw for `rows`; the batch's own rows keep their tokens in `_pending`, in batch order."""
+        if not rows:
+            return
+        drawn = sample(logits, [self._rows[row].draw() for row in rows])
+        index = {row: at for at, row in enumerate(rows)}
+        for row, at in index.items():
+            state = self._rows[row]
+            flight.wanted[row] = state.spec.sampling.logprobs
+            state.drawn += 1
+            if state.caches is not None:
+                state.pending = drawn.tokens[at]
+        order = self._batch.order
+        if order:
+            first = index[order[0]]
+            self._pending = drawn.tokens[first : first + len(order)]
+        flight.drawing = rows
+        flight.drawn = drawn
+
+    # Landing
+
+    def _land(self, flight: _Flight) -> tuple[StepResult, str | None]:
+        """The step's result, and one line if its computation failed."""
+        fault = None
+        try:
+            mx.eval(flight.outputs)
+        except Exception as error:
+            log.exception("step %d failed", flight.number)
+            fault = _blame(error)
+            self._lose(flight, fault)
+        samples = self._read(flight, flight.drawn) if flight.drawn is not None else {}
+        return StepResult(flight.number, samples, flight.failed, flight.lost), fault
+
+    def _read(self, flight: _Flight, drawn: Drawn) -> dict[int, Sample]:
+        tokens: Any = drawn.tokens.tolist()
+        valid: Any = drawn.valid.tolist()
+        logprobs: Any = drawn.logprobs.tolist() if drawn.logprobs is not None else None
+        tops: Any = drawn.top_tokens.tolist() if drawn.top_tokens is not None else None
+        top_logprobs: Any = drawn.top_logprobs.tolist() if drawn.top_logprobs is not None else None
+        samples = {}
+        for at, row in enumerate(flight.drawing):
+            if not valid[at]:
+                self._rows.pop(row, None)
+                flight.failed[row] = "The model's output is not a number for this request."
+                continue
+            wanted = flight.wanted[row]
+            if wanted is None:
+                samples[row] = Sample(tokens[at])
+                continue
+            pairs = zip(tops[at][:wanted], top_logprobs[at][:wanted], strict=True) if wanted else ()
+            samples[row] = Sample(tokens[at], logprobs[at], tuple(pairs))
+        return samples
+
+    # Faults
+
+    def _fail_step(
+        self, flight: _Flight, decode: Sequence[int], spans: Sequence[Span], error: Exception
+    ) -> None:
+        """A step that could not be built: prefilling rows are at fault, all others are lost."""
+        message = _blame(error)
+        flight.drawn, flight.drawing, flight.arrays = None, [], []
+        self._reset_batch()
+        for row in {*decode, *(span.row for span in spans)}:
+            self._rows.pop(row, None)
+        flight.failed.update({span.row: message for span in spans})
+        flight.lost.update(dict.fromkeys(decode, message))
+
+    def _lose(self, flight: _Flight, message: str) -> None:
+        """A step whose computation failed: its rows' state is gone."""
+        for row in flight.rows:
+            self._rows.pop(row, None)
+            if row not in flight.failed:
+                flight.lost[row] = message
+        flight.drawn, flight.drawing, flight.arrays = None, [], []
+        self._reset_batch()
+
+    def _reset_batch(self) -> None:
+        for row in self._batch.order:
+            self._rows.pop(row, None)
+        self._batch = self._fresh_batch()
+        self._pending = None
+
+    def _fresh_batch(self) -> RowBatch:
+        template = [] if self.batching is Batching.SOLO else self._make_cache()
+        return RowBatch(template, dense=self.batching is Batching.DENSE)
+
+    def _tidy(self, *, idle: bool) -> None:
+        self._steps += 1
+        if idle or self._steps % TIDY_STEPS == 0:
+            mx.clear_cache()
+
+
+def _state(caches: Sequence[Any]) -> list[mx.array]:
+    """Every array of a row's caches, to evaluate."""
+    found: list[mx.array] = []
+
+    def walk(value: Any) -> None:
+        if isinstance(value, mx.array):
+            found.append(value)
+        elif isinstance(value, list | tuple):
+            for part in value:
+                walk(part)
+
+    for cache in caches:
+        walk(cache.state)
+    return found
+
+
+def _nbytes(caches: Sequence[Any]) -> int:
+    return sum(array.nbytes for array in _state(caches))
+
+
+def _blame(error: Exception) -> str:
+    """One line for the client; the log holds the rest."""
+    return f"The model step failed ({type(error).__name__})."
+
+
+def _closed(tokens: mx.array, caches: list[Any]) -> mx.array:
+    raise RuntimeError("The runner is closed.")
