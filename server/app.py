@@ -1,0 +1,35 @@
+"""The ASGI app over an engine."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+
+from fastapi import FastAPI
+
+from chairlift.engine.engine import Engine
+from chairlift.server import errors
+from chairlift.server.context import Context
+from chairlift.server.metrics import ServerMetrics
+from chairlift.server.routes import chat, completions, health, models
+from chairlift.server.routes import metrics as metrics_route
+from chairlift.server.settings import ServerSettings
+
+
+def create_app(engine: Engine, settings: ServerSettings, metrics: ServerMetrics) -> FastAPI:
+    """Serves `engine`, whose life is the caller's business: until it is ready, requests get 503.
+
+    `metrics` should be the engine's observer.
+    """
+    app = FastAPI(
+        title="Chairlift",
+        version=version("chairlift"),
+        docs_url=None,  # these pages load scripts from elsewhere
+        redoc_url=None,
+        redirect_slashes=False,
+    )
+    app.state.context = Context(engine, settings, metrics)
+    metrics.watch(engine)
+    errors.install(app)
+    for routes in (models, chat, completions, health, metrics_route):
+        app.include_router(routes.router)
+    return app

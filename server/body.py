@@ -1,0 +1,182 @@
+"""A request's body: bytes, then JSON, then a wire model. What is wrong with it is a 4xx naming the place."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import TypeVar
+
+from fastapi import Request
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from chairlift.server.errors import APIError, invalid, shorten, unsupported
+from chairlift.server.wire.base import TAG, Wire
+from chairlift.server.wire.parameters import Surface
+
+W = TypeVar("W", bound=Wire)
+
+
+async def read_body(request: Request, limit: int) -> bytes:
+    """The whole body, counted as it comes: a `content-length` may be missing or wrong.
+
+    Raises:
+        APIError: 413 as soon as more than `limit` bytes are announced or have come.
+    """
+    announced = request.headers.get("content-length", "")
+    if announced.isascii() and announced.isdigit() and int(announced) > limit:
+        raise _too_large(limit)
+    chunks: list[bytes] = []
+    size = 0
+    async for chunk in request.stream():
+        size += len(chunk)
+        if size > limit:
+            raise _too_large(limit)
+        chunks.append(chunk)
+    return b"".join(chunks)
+
+
+def _too_large(limit: int) -> APIError:
+    return APIError(
+        413,
+        f"The request body is longer than {limit} bytes.",
+        code="request_too_large",
+        headers={"Connection": "close"},
+    )
+
+
+def parse(raw: bytes, wire: type[W], surface: Surface, max_depth: int) -> W:
+    """The wire model in `raw`; parameters of `surface` that ask for nothing are left out.
+
+    Raises:
+        APIError: 400, with the first offending field in `param`.
+    """
+    value = _parse_json(raw)
+    if not isinstance(value, dict):
+        raise invalid("The request body must be a JSON object.", code="invalid_json")
+    check_json(value, max_depth)
+    fields = wire.model_fields
+    given: dict[str, object] = {}
+    for name, content in value.items():
+        if surface.is_neutral(name, content):
+            continue
+        if name not in fields:
+            known = surface.is_known(name)
+            raise unsupported(
+                shorten(name),
+                f"This value of {name} is not supported."
+                if known
+                else f"Unknown parameter: {shorten(name)}.",
+            )
+        given[name] = content
+    try:
+        return wire.model_validate(given)
+    except ValidationError as error:
+        raise explain(error) from None
+
+
+def _parse_json(raw: bytes) -> object:
+    try:
+        return json.loads(raw.decode("utf-8-sig"), parse_constant=_refuse_constant)
+    except UnicodeDecodeError:
+        raise invalid("The request body is not valid UTF-8.", code="invalid_json") from None
+    except json.JSONDecodeError as error:
+        raise invalid(
+            f"The request body is not valid JSON: {error.msg} (line {error.lineno}, column {error.colno}).",
+            code="invalid_json",
+        ) from None
+    except RecursionError:
+        raise invalid("The request body is nested too deeply.", code="invalid_json") from None
+    except ValueError as error:
+        # Python's own limit on the digits of an integer, or a constant that JSON does not have.
+        message = str(error) if isinstance(error, _Constant) else "a number has too many digits."
+        raise invalid(f"The request body is not valid JSON: {message}", code="invalid_json") from None
+
+
+class _Constant(ValueError):
+    pass
+
+
+def _refuse_constant(name: str) -> object:
+    raise _Constant(f"{name} is not a JSON number.")
+
+
+def check_json(value: object, max_depth: int) -> None:
+    r"""Refuse nesting that code further on would recurse into, and lone surrogates (`"\ud800"` is legal JSON,
+    but no character: it cannot be tokenized, logged or sent back).
+
+    Raises:
+        APIError: 400.
+    """
+    waiting: list[tuple[object, tuple[str | int, ...]]] = [(value, ())]
+    while waiting:
+        item, path = waiting.pop()
+        if isinstance(item, str):
+            _check_text(item, path)
+        elif isinstance(item, dict | list):
+            if len(path) >= max_depth:
+                raise invalid(
+                    f"The request body is nested more than {max_depth} deep.",
+                    param_path(path),
+                    "invalid_json",
+                )
+            if isinstance(item, dict):
+                for name, content in item.items():
+                    _check_text(name, path)
+                    waiting.append((content, (*path, name)))
+            else:
+                waiting.extend(
+                    (content, (*path, index))
+                    for index, content in enumerate(item)
+                    if isinstance(content, str | dict | list)
+                )
+
+
+def _check_text(text: str, path: tuple[str | int, ...]) -> None:
+    if text.isascii():
+        return
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        surrogate = f"\\u{ord(text[error.start]):04x}"
+        raise invalid(
+            f"A lone surrogate ({surrogate}) is not a character.", param_path(path) or None, "invalid_value"
+        ) from None
+
+
+def param_path(location: Sequence[str | int]) -> str:
+    """`messages[0].content`, as OpenAI spells a place."""
+    path = ""
+    for step in location:
+        if isinstance(step, int):
+            path += f"[{step}]"
+        elif not step.startswith(TAG):
+            path += f".{step}" if path else step
+    return shorten(path)
+
+
+def explain(error: ValidationError) -> APIError:
+    """The first complaint of pydantic, in the envelope's words."""
+    first = error.errors(include_url=False, include_input=False)[0]
+    param = param_path(first["loc"])
+    kind = first["type"]
+    if kind == "missing":
+        return invalid(f"Missing required parameter: {param}.", param, "missing_required_parameter")
+    if kind == "extra_forbidden":
+        return unsupported(param, f"Unknown parameter: {param}.")
+    if kind == "none_required":
+        return unsupported(param, f"{param} is not supported.")
+    if kind == "union_tag_invalid":
+        return unsupported(
+            param, f"{_tag(first)} parts are not supported in {param}: this server reads text."
+        )
+    if kind == "union_tag_not_found":
+        return invalid(
+            f"Invalid value for {param}: an object with a type is expected.", param, "invalid_type"
+        )
+    code = "invalid_type" if kind.endswith("_type") else "invalid_value"
+    return invalid(f"Invalid value for {param}: {first['msg']}.", param, code)
+
+
+def _tag(error: ErrorDetails) -> str:
+    return shorten(str(error.get("ctx", {}).get("tag", "")))

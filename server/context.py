@@ -1,0 +1,65 @@
+"""What the routes of one app share."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from importlib.metadata import version
+
+from fastapi import Request
+
+from chairlift.engine.engine import Engine
+from chairlift.engine.errors import EngineStopped
+from chairlift.engine.plan import ModelInfo
+from chairlift.server.logprobs import TokenTexts
+from chairlift.server.metrics import ServerMetrics
+from chairlift.server.settings import ServerSettings
+
+
+@dataclass(slots=True)
+class Context:
+    """Lives in `app.state`; used on the event loop only."""
+
+    engine: Engine
+    settings: ServerSettings
+    metrics: ServerMetrics
+    _token_texts: TokenTexts | None = field(default=None, init=False)
+    _fingerprint: str | None = field(default=None, init=False)
+
+    def admit(self) -> None:
+        """Raises: EngineStopped before the model is loaded and from the start of the drain on."""
+        if self.engine.draining:
+            raise EngineStopped("The server is shutting down.")
+        if not self.engine.ready:
+            raise EngineStopped("The model is not ready yet; try again soon.")
+
+    @property
+    def token_texts(self) -> TokenTexts:
+        if self._token_texts is None:
+            self._token_texts = TokenTexts(self.engine.tokenizer)
+        return self._token_texts
+
+    @property
+    def fingerprint(self) -> str:
+        if self._fingerprint is None:
+            self._fingerprint = fingerprint(self.engine.info)
+        return self._fingerprint
+
+
+def context_of(request: Request) -> Context:
+    context = request.app.state.context
+    assert isinstance(context, Context)
+    return context
+
+
+def fingerprint(info: ModelInfo) -> str:
+    """Changes with whatever may change a seeded answer: model, number format, device, version."""
+    parts = (
+        version("chairlift"),
+        info.name,
+        info.architecture,
+        info.dtype,
+        info.device,
+        str(info.parameters),
+    )
+    return "fp_" + hashlib.sha256("\0".join(parts).encode()).hexdigest()[:10]

@@ -1,0 +1,185 @@
+"""Every refusal in OpenAI's envelope: `{"error": {"message", "type", "param", "code"}}`.
+
+Source of the form: the error codes of OpenAI's API reference, and what its service answers.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterable
+
+from fastapi import FastAPI, Request
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Match
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from chairlift.engine.errors import (
+    ContextLengthExceeded,
+    EngineError,
+    EngineStopped,
+    InvalidParameter,
+    ModelUnavailable,
+    QueueFull,
+)
+from chairlift.server.payload import PayloadResponse
+
+logger = logging.getLogger("chairlift.server")
+
+INVALID_REQUEST = "invalid_request_error"
+METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
+
+
+class APIError(Exception):
+    """A refusal as the client sees it."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        kind: str = INVALID_REQUEST,
+        param: str | None = None,
+        code: str | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.kind = kind
+        self.param = param
+        self.code = code
+        self.headers = headers
+
+    def envelope(self) -> dict[str, object]:
+        return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
+
+    def response(self) -> Response:
+        return PayloadResponse(self.envelope(), self.status, self.headers)
+
+
+def shorten(text: str, most: int = 120) -> str:
+    """A client's own words, as they may stand in a message back to it."""
+    return text if len(text) <= most else text[: most - 1] + "…"
+
+
+def invalid(message: str, param: str | None = None, code: str | None = None) -> APIError:
+    return APIError(400, message, param=param, code=code)
+
+
+def unsupported(param: str, message: str | None = None) -> APIError:
+    return invalid(message or f"{param} is not supported.", param, "unsupported_parameter")
+
+
+def model_not_found(name: str) -> APIError:
+    return APIError(
+        404, f"The model {shorten(name)!r} does not exist.", param="model", code="model_not_found"
+    )
+
+
+def internal_error() -> APIError:
+    return APIError(
+        500, "The server had an error while answering.", kind="server_error", code="internal_error"
+    )
+
+
+def from_engine(error: EngineError) -> APIError:
+    """The engine's refusal or failure in HTTP's words. Engine messages are fit for the client as they are."""
+    if isinstance(error, ContextLengthExceeded):
+        return invalid(error.message, error.param, "context_length_exceeded")
+    if isinstance(error, InvalidParameter):
+        return invalid(error.message, error.param, "invalid_value")
+    if isinstance(error, QueueFull):
+        # Retry-After is in whole seconds (RFC 9110, 10.2.3); 0 would invite the client straight back.
+        seconds = max(1, math.ceil(error.retry_after))
+        return APIError(
+            429,
+            error.message,
+            kind="rate_limit_error",
+            code="queue_full",
+            headers={"Retry-After": str(seconds)},
+        )
+    if isinstance(error, EngineStopped | ModelUnavailable):
+        return APIError(503, error.message, kind="server_error", code="unavailable")
+    return APIError(500, error.message, kind="server_error", code="engine_error")
+
+
+def allowed_methods(routes: Iterable[BaseRoute], scope: Scope) -> tuple[str, ...]:
+    """Methods that some route has for this path, in a fixed order; empty for an unknown path."""
+    routes = tuple(routes)
+    return tuple(
+        method
+        for method in METHODS
+        if any(route.matches({**scope, "method": method})[0] is Match.FULL for route in routes)
+    )
+
+
+def _unmatched(request: Request, error: HTTPException) -> Response:
+    """404, 405 and OPTIONS, which no route answers."""
+    if error.status_code == 405:
+        allow = ", ".join((*allowed_methods(request.app.router.routes, request.scope), "OPTIONS"))
+        if request.method == "OPTIONS":
+            return Response(status_code=204, headers={"Allow": allow})
+        return APIError(
+            405,
+            f"Not allowed: {request.method} on {shorten(request.scope['path'])} (allowed: {allow}).",
+            code="method_not_allowed",
+            headers={"Allow": allow},
+        ).response()
+    if error.status_code == 404:
+        return APIError(
+            404,
+            f"Unknown request URL: {request.method} {shorten(request.scope['path'])}.",
+            code="unknown_url",
+        ).response()
+    return APIError(error.status_code, str(error.detail), headers=dict(error.headers or {})).response()
+
+
+async def _on_http_exception(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    return _unmatched(request, error)
+
+
+async def _on_api_error(_request: Request, error: Exception) -> Response:
+    assert isinstance(error, APIError)
+    return error.response()
+
+
+async def _on_engine_error(_request: Request, error: Exception) -> Response:
+    assert isinstance(error, EngineError)
+    return from_engine(error).response()
+
+
+class ErrorBoundary:
+    """Outermost: an exception nobody foresaw is logged here and answered without its text, which may hold a
+    path or a part of somebody's prompt. Once the answer has begun it can only be broken off."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        started = False
+
+        async def watched(message: Message) -> None:
+            nonlocal started
+            started = started or message["type"] == "http.response.start"
+            await send(message)
+
+        try:
+            await self.app(scope, receive, watched)
+        except Exception:
+            if started:
+                raise
+            logger.exception("%s %s failed", scope["method"], scope["path"])
+            await internal_error().response()(scope, receive, send)
+
+
+def install(app: FastAPI) -> None:
+    app.add_exception_handler(HTTPException, _on_http_exception)
+    app.add_exception_handler(APIError, _on_api_error)
+    app.add_exception_handler(EngineError, _on_engine_error)
+    app.add_middleware(ErrorBoundary)

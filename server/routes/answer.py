@@ -1,0 +1,64 @@
+"""What chat and text completions do alike: read, prepare, submit, answer."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import time
+import uuid
+from collections.abc import Callable, Sequence
+
+from fastapi import Request as HTTPRequest
+from starlette.responses import Response
+
+from chairlift.engine.engine import Engine, RequestHandle
+from chairlift.engine.errors import ContextLengthExceeded
+from chairlift.engine.plan import ModelInfo, Tokenizer
+from chairlift.engine.request import Request
+from chairlift.server.body import read_body
+from chairlift.server.context import context_of
+from chairlift.server.encoders import Encoder, Envelope
+from chairlift.server.errors import invalid
+from chairlift.server.logprobs import TokenTexts
+from chairlift.server.settings import ServerSettings
+from chairlift.server.streaming import EventStream, whole_response
+from chairlift.server.validation import Prepared
+
+Prepare = Callable[[bytes, str, Tokenizer, ModelInfo, ServerSettings], Prepared]
+MakeEncoder = Callable[[Envelope, TokenTexts, Prepared], Encoder]
+
+
+async def answer(
+    http: HTTPRequest, prefix: str, prompt_param: str, prepare: Prepare, make_encoder: MakeEncoder
+) -> Response:
+    """`prefix`: of the answer's id. `prompt_param`: the parameter that a too long prompt is blamed on."""
+    context = context_of(http)
+    context.admit()
+    settings, engine = context.settings, context.engine
+    raw = await read_body(http, settings.max_body_bytes)
+    request_id = prefix + uuid.uuid4().hex
+    work = functools.partial(prepare, raw, request_id, engine.tokenizer, engine.info, settings)
+    prepared = work() if len(raw) <= settings.inline_bytes else await asyncio.to_thread(work)
+    envelope = Envelope(request_id, engine.info.name, int(time.time()), context.fingerprint)
+    encoder = make_encoder(envelope, context.token_texts, prepared)
+    headers = {"X-Request-Id": request_id}
+    handles = submit(engine, prepared.requests, prompt_param)
+    if prepared.stream:
+        return EventStream(handles, encoder, headers, settings.ping_s)
+    return await whole_response(http, handles, encoder, headers)
+
+
+def submit(engine: Engine, requests: Sequence[Request], prompt_param: str) -> list[RequestHandle]:
+    """All of them or none. Raises: EngineError; APIError for a prompt that is too long."""
+    handles: list[RequestHandle] = []
+    try:
+        for request in requests:
+            handles.append(engine.submit(request))
+    except BaseException as error:
+        for handle in handles:
+            handle.cancel()
+        if isinstance(error, ContextLengthExceeded):
+            param = f"{prompt_param}[{len(handles)}]" if len(requests) > 1 else prompt_param
+            raise invalid(error.message, param, "context_length_exceeded") from None
+        raise
+    return handles

@@ -1,0 +1,28 @@
+"""`POST /v1/completions`."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from chairlift.server.encoders import CompletionEncoder, Envelope
+from chairlift.server.logprobs import TokenTexts
+from chairlift.server.routes.answer import answer
+from chairlift.server.validation import Prepared, prepare_completions
+
+router = APIRouter()
+
+
+def _encoder(envelope: Envelope, texts: TokenTexts, prepared: Prepared) -> CompletionEncoder:
+    return CompletionEncoder(
+        envelope,
+        texts,
+        logprobs=prepared.requests[0].sampling.logprobs is not None,
+        include_usage=prepared.include_usage,
+        echoes=prepared.echoes,
+    )
+
+
+@router.post("/v1/completions")
+async def completions(request: Request) -> Response:
+    return await answer(request, "cmpl-", "prompt", prepare_completions, _encoder)

@@ -1,0 +1,53 @@
+"""`GET /health`: the process lives and its loop turns. `GET /health/ready`: send it requests."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from chairlift.server.context import Context, context_of
+from chairlift.server.errors import APIError
+from chairlift.server.payload import PayloadResponse
+
+router = APIRouter()
+
+
+@router.head("/health", include_in_schema=False)
+@router.get("/health")
+async def health(request: Request) -> Response:
+    """503 where a step does not come back: the loop is alive, the device is not."""
+    context = context_of(request)
+    stats = context.engine.stats()
+    stalled = stats.stalled_s > context.settings.wedge_after_s
+    state: dict[str, object] = {
+        "status": "stalled" if stalled else _status(context),
+        "last_step_age_s": stats.last_step_age_s,
+        "stalled_s": stats.stalled_s,
+        "busy": stats.busy,
+        "running": stats.running,
+        "waiting": stats.waiting,
+    }
+    if stalled:
+        return _unavailable(state, f"The model has been in one step for {stats.stalled_s:.0f} seconds.")
+    return PayloadResponse(state)
+
+
+@router.head("/health/ready", include_in_schema=False)
+@router.get("/health/ready")
+async def ready(request: Request) -> Response:
+    """200 once the model is loaded and has decoded a real token, until the drain begins."""
+    status = _status(context_of(request))
+    if status != "ok":
+        return _unavailable({"status": status}, f"The server is not ready: {status}.")
+    return PayloadResponse({"status": "ready"})
+
+
+def _status(context: Context) -> str:
+    if context.engine.draining:
+        return "draining"
+    return "ok" if context.engine.ready else "loading"
+
+
+def _unavailable(state: dict[str, object], message: str) -> Response:
+    error = APIError(503, message, kind="server_error", code="unavailable")
+    return PayloadResponse({**state, **error.envelope()}, error.status)

@@ -1,0 +1,64 @@
+"""What every wire model shares."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
+
+TAG = "<"
+"""Union tags start with this, so that they can be told from field names in an error's location."""
+
+TEXT = Tag("<text>")
+TEXTS = Tag("<texts>")
+TOKENS = Tag("<tokens>")
+TOKEN_LISTS = Tag("<token lists>")
+
+Count = Annotated[int, Field(le=2**31 - 1)]
+"""Sizes and token ids, within what an array of 32-bit integers holds."""
+
+
+class Wire(BaseModel):
+    """Strict: no string passes for a number, no unknown field passes, NaN and infinities do not pass."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+
+def _text_or_texts(value: object) -> str:
+    return "<texts>" if isinstance(value, list) else "<text>"
+
+
+Stop = Annotated[
+    Annotated[str, TEXT] | Annotated[list[str], TEXTS],
+    Discriminator(_text_or_texts),
+]
+
+
+class StreamOptions(Wire):
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None
+    """Has no effect: nothing is obfuscated."""
+    continuous_usage_stats: bool | None = None
+    """vLLM's; only false is served."""
+
+
+class Sampled(Wire):
+    """What chat and text completions have in common."""
+
+    model: str
+    max_tokens: Count | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: Count | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    stop: Stop | None = None
+    stop_token_ids: list[Count] | None = None
+    ignore_eos: bool | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    user: str | None = None
+    metadata: dict[str, str] | None = None
+    store: bool | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None

@@ -1,0 +1,69 @@
+"""`POST /v1/chat/completions`, as it comes in. Source: OpenAI's API reference, Chat Completions."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Discriminator, Field, Tag
+
+from chairlift.server.wire.base import TEXT, Count, Sampled, Wire
+
+
+class TextPart(Wire):
+    type: Literal["text"]
+    text: str
+
+
+class RefusalPart(Wire):
+    type: Literal["refusal"]
+    refusal: str
+
+
+Part = Annotated[TextPart | RefusalPart, Field(discriminator="type")]
+
+
+def _text_or_parts(value: object) -> str:
+    return "<parts>" if isinstance(value, list) else "<text>"
+
+
+Content = Annotated[
+    Annotated[str, TEXT] | Annotated[list[Part], Tag("<parts>")],
+    Discriminator(_text_or_parts),
+]
+
+
+class FunctionCall(Wire):
+    name: str
+    arguments: str
+    """JSON, as some model once wrote it: not always valid."""
+
+
+class ToolCall(Wire):
+    id: str | None = None
+    type: Literal["function"] = "function"
+    function: FunctionCall
+    index: int | None = None
+    """Left over by clients that put a streamed call together."""
+
+
+class Message(Wire):
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: Content | None = None
+    name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+    function_call: FunctionCall | None = None
+    refusal: str | None = None
+    reasoning_content: str | None = None
+    annotations: list[dict[str, object]] | None = None
+    """Of an answer sent back as history; has no effect."""
+    audio: None = None
+    """Null in an answer sent back as history."""
+
+
+class ChatRequest(Sampled):
+    messages: list[Message]
+    max_completion_tokens: Count | None = None
+    logprobs: bool | None = None
+    top_logprobs: Count | None = None
+    chat_template_kwargs: dict[str, object] | None = None

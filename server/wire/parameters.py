@@ -1,0 +1,110 @@
+"""Parameters that have no field in a wire model: not built, so refused by name, unless they ask for nothing.
+
+A client library sends many parameters at their defaults. A value listed here, or null, means what the server
+does anyway and is let pass; any other is refused. docs/api.md holds the same table for users.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+Neutral = Mapping[str, tuple[object, ...]]
+
+_BOTH: Neutral = {
+    # OpenAI
+    "frequency_penalty": (0,),
+    "presence_penalty": (0,),
+    "logit_bias": ({},),
+    "n": (1,),
+    # vLLM
+    "add_special_tokens": (),
+    "allowed_token_ids": (),
+    "bad_words": ([],),
+    "best_of": (1,),
+    "cache_salt": (),
+    "guided_choice": (),
+    "guided_decoding_backend": (),
+    "guided_grammar": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "guided_whitespace_pattern": (),
+    "include_stop_str_in_output": (False,),
+    "kv_transfer_params": (),
+    "length_penalty": (1,),
+    "logits_processors": ([],),
+    "min_tokens": (0,),
+    "priority": (0,),
+    "prompt_logprobs": (),
+    "repetition_penalty": (1,),
+    "request_id": (),
+    "response_format": ({"type": "text"},),
+    "return_token_ids": (False,),
+    "return_tokens_as_token_ids": (False,),
+    "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,),
+    "structural_tag": (),
+    "structured_outputs": (),
+    "truncate_prompt_tokens": (),
+    "use_beam_search": (False,),
+    "vllm_xargs": ({},),
+}
+
+_CHAT: Neutral = {
+    # OpenAI
+    "audio": (),
+    "function_call": ("none", "auto"),
+    "functions": ([],),
+    "modalities": (["text"],),
+    "moderation": (),
+    "parallel_tool_calls": (True, False),
+    "prediction": (),
+    "prompt_cache_options": (),
+    "prompt_cache_retention": (),
+    "reasoning_effort": (),
+    "service_tier": ("auto", "default"),
+    "tool_choice": ("none", "auto"),
+    "tools": ([],),
+    "verbosity": ("medium",),
+    "web_search_options": (),
+    # vLLM
+    "add_generation_prompt": (True,),
+    "chat_template": (),
+    "continue_final_message": (False,),
+    "documents": ([],),
+    "echo": (False,),
+    "include_reasoning": (True,),
+    "mm_processor_kwargs": ({},),
+    "thinking_token_budget": (),
+}
+
+_COMPLETIONS: Neutral = {
+    "logprobs": (False,),
+    "suffix": ("",),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Surface:
+    """An endpoint's parameters beside the fields of its wire model."""
+
+    neutral: Neutral
+
+    def is_known(self, name: str) -> bool:
+        return name in self.neutral
+
+    def is_neutral(self, name: str, value: object) -> bool:
+        """Whether `value` asks for nothing beyond what is done without it."""
+        if name not in self.neutral:
+            return False
+        return value is None or any(_same(value, neutral) for neutral in self.neutral[name])
+
+
+def _same(value: object, neutral: object) -> bool:
+    # True == 1 in Python and is another value in JSON; 0 and 0.0 are the same number in both.
+    return isinstance(value, bool) == isinstance(neutral, bool) and value == neutral
+
+
+CHAT = Surface(MappingProxyType({**_BOTH, **_CHAT}))
+COMPLETIONS = Surface(MappingProxyType({**_BOTH, **_COMPLETIONS}))
