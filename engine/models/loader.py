@@ -17,9 +17,8 @@ from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import load_model as load_weights
 
 from chairlift.engine.errors import ModelUnavailable
-from chairlift.engine.models.batching import Finding, find_batching, split_head
+from chairlift.engine.models.build import make_runner
 from chairlift.engine.plan import LoadedModel, ModelInfo
-from chairlift.engine.runner import Batching, MlxRunner
 from chairlift.patches import apply_patches
 
 DTYPES = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
@@ -77,21 +76,6 @@ def load_model(
         kv_bytes_per_token=_kv_bytes_per_token(model, vocab_size(config, tokenizer.vocab_size)),
     )
     return LoadedModel(info, tokenizer, runner)
-
-
-def make_runner(
-    model: nn.Module, vocab_size: int, batching: Batching | None = None
-) -> tuple[Finding, MlxRunner]:
-    """A runner over an mlx-lm model; `batching` None finds the fastest way that is right."""
-    apply_patches()
-    finding = Finding(batching) if batching is not None else find_batching(model, vocab_size)
-    split = split_head(model, vocab_size) if finding.batching is Batching.FLAT else None
-
-    def forward(tokens: mx.array, caches: list[Any]) -> mx.array:
-        logits: mx.array = model(tokens, cache=caches)
-        return logits
-
-    return finding, MlxRunner(forward, lambda: make_prompt_cache(model), finding.batching, split=split)
 
 
 def context_length(config: dict[str, Any]) -> int:
