@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 
 from rich.console import Console
@@ -66,6 +66,7 @@ class RequestReport:
     e2e_s: float
     finish_reason: str | None
     error: str | None
+    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,42 +178,51 @@ def _detail(each: Measured) -> RequestReport:
         e2e_s=each.e2e,
         finish_reason=each.finish_reason,
         error=each.error,
+        text=each.text,
     )
 
 
 def print_report(report: BenchReport, console: Console | None = None) -> None:
-    """A table of the run, and its notes below."""
+    """A table of the run, one column a workload, and its notes below."""
     console = console or Console()
-    table = Table(
-        title=escape(f"{report.url} · {report.model or 'no model name'} · seed {report.seed}"),
-        caption="Seconds as p50 / p95 / max. The last ITL figure is the longest stall.",
-    )
-    table.add_column("workload")
-    for heading in ("requests", "errors", "prompt tok", "answer tok", "tok/s", "TTFT", "ITL", "per token"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for name, workload in report.workloads.items():
-        table.add_row(
-            name,
-            str(workload.requests),
-            str(sum(workload.errors.values())),
-            _prompt_cell(workload),
-            str(workload.completion_tokens),
-            f"{workload.output_tokens_per_s:.1f}",
-            spread_cell(workload.ttft_s),
-            spread_cell(workload.itl_s),
-            spread_cell(workload.tpot_s),
-        )
+    table = Table(title=escape(f"{report.url} · {report.model or 'no model name'} · seed {report.seed}"))
+    table.add_column("")
+    for name in report.workloads:
+        table.add_column(name, justify="right")
+    for label, cell in _LINES:
+        table.add_row(label, *(cell(workload) for workload in report.workloads.values()))
     console.print(table)
     for name, workload in report.workloads.items():
         for note in workload.notes:
             console.print(escape(f"{name}: {note}"), highlight=False)
 
 
+def _seconds(measure: str, figure: str) -> Callable[[WorkloadReport], str]:
+    def cell(workload: WorkloadReport) -> str:
+        spread: Spread | None = getattr(workload, measure)
+        return "–" if spread is None else f"{getattr(spread, figure):.3f}"
+
+    return cell
+
+
+_LINES: tuple[tuple[str, Callable[[WorkloadReport], str]], ...] = (
+    ("requests", lambda workload: str(workload.requests)),
+    ("failed", lambda workload: str(sum(workload.errors.values()))),
+    ("prompt tokens", lambda workload: str(workload.prompt_tokens)),
+    ("of them cached", lambda workload: str(workload.cached_tokens)),
+    ("answer tokens", lambda workload: str(workload.completion_tokens)),
+    ("tok/s", lambda workload: f"{workload.output_tokens_per_s:.1f}"),
+    ("TTFT p50, s", _seconds("ttft_s", "p50")),
+    ("TTFT p95", _seconds("ttft_s", "p95")),
+    ("TTFT max", _seconds("ttft_s", "max")),
+    ("ITL p50, s", _seconds("itl_s", "p50")),
+    ("ITL p95", _seconds("itl_s", "p95")),
+    ("longest stall", _seconds("itl_s", "max")),
+    ("per token p50, s", _seconds("tpot_s", "p50")),
+    ("per token p95", _seconds("tpot_s", "p95")),
+)
+
+
 def spread_cell(spread: Spread | None) -> str:
     """`p50 / p95 / max` in seconds, three digits each."""
     return "–" if spread is None else " / ".join(f"{x:.3g}" for x in (spread.p50, spread.p95, spread.max))
-
-
-def _prompt_cell(workload: WorkloadReport) -> str:
-    cached = f" ({workload.cached_tokens} cached)" if workload.cached_tokens else ""
-    return f"{workload.prompt_tokens}{cached}"
