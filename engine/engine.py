@@ -47,6 +47,8 @@ log = logging.getLogger(__name__)
 
 STATS_EVERY = 0.25
 """Seconds between two readings of the runner's memory while it steps; each reading walks all rows."""
+LOAD_PATIENCE = 1.0
+"""Seconds that stopping waits for a model that is still loading."""
 
 __all__ = [
     "Engine",
@@ -199,11 +201,12 @@ class Engine:
             await self._close(self._thread)
 
     async def _close(self, thread: MLXThread) -> None:
-        if self._loop_task is not None and not self.wedged:
+        loaded = self._loop_task is not None
+        if loaded and not self.wedged:
             await self._in_time(thread.run(self._runner.close))
-        thread.end()
-        ended = await asyncio.to_thread(thread.join, 0.0 if self.wedged else self.config.close_timeout)
-        if not ended:
+        # A model that is still loading holds nothing worth waiting for.
+        patience = 0.0 if self.wedged else self.config.close_timeout if loaded else LOAD_PATIENCE
+        if not await thread.end(patience):
             self.wedged = True
             log.error("The MLX thread does not come back from a call; it is given up.")
 
@@ -232,18 +235,22 @@ class Engine:
             raise EngineStopped(
                 "The server is shutting down." if self.draining else "The model is still loading."
             )
+        self.check(request)
         return self._submit(request, observed=True)
 
+    def check(self, request: Request) -> None:
+        """What `submit` checks of the request itself, without queueing it; from any thread, after `start`.
+
+        Raises:
+            InvalidParameter: a token id the model does not have.
+            ContextLengthExceeded: the prompt fills the context.
+        """
+        tokens, known = request.prompt_token_ids, self.tokenizer.vocab_size
+        if min(tokens) < 0 or max(tokens) >= known:
+            raise InvalidParameter("prompt", f"The prompt holds a token id outside 0..{known - 1}.")
+        self._scheduler.room(request)
+
     def _submit(self, request: Request, *, observed: bool) -> RequestHandle:
-        if (
-            not 0
-            <= min(request.prompt_token_ids)
-            <= max(request.prompt_token_ids)
-            < self.tokenizer.vocab_size
-        ):
-            raise InvalidParameter(
-                "prompt", f"The prompt holds a token id outside 0..{self.tokenizer.vocab_size - 1}."
-            )
         given = request.sampling.seed
         row = self._scheduler.add(request, secrets.randbits(64) if given is None else given & MAX_SEED)
         answer = _Answer(AnswerText(self.tokenizer, request.sampling), Mailbox(), observed)

@@ -111,6 +111,21 @@ class Scheduler:
             ContextLengthExceeded: the prompt fills the context.
             QueueFull: the wait queue is at its bound.
         """
+        room = self.room(request)
+        if self.waiting >= self.max_waiting + max(0, self.max_num_seqs - self.running):
+            raise QueueFull(f"The server is busy: {self.waiting} requests are waiting.", self._retry_after())
+        limit = room if request.sampling.max_tokens is None else min(request.sampling.max_tokens, room)
+        row = Row(request, seed, limit, self._next_arrival, RequestTiming(queued=self._clock()))
+        self._next_arrival += 1
+        self._waiting[row.arrival] = row
+        return row
+
+    def room(self, request: Request) -> int:
+        """Tokens of the context that the prompt leaves to the answer.
+
+        Raises:
+            ContextLengthExceeded: none.
+        """
         prompt = len(request.prompt_token_ids)
         if prompt >= self.context_length:
             raise ContextLengthExceeded(
@@ -118,14 +133,7 @@ class Scheduler:
                 f"The prompt has {prompt} tokens, which leaves no room for an answer: this model's context "
                 f"length is {self.context_length} tokens, prompt and answer together.",
             )
-        if self.waiting >= self.max_waiting + max(0, self.max_num_seqs - self.running):
-            raise QueueFull(f"The server is busy: {self.waiting} requests are waiting.", self._retry_after())
-        room = self.context_length - prompt
-        limit = room if request.sampling.max_tokens is None else min(request.sampling.max_tokens, room)
-        row = Row(request, seed, limit, self._next_arrival, RequestTiming(queued=self._clock()))
-        self._next_arrival += 1
-        self._waiting[row.arrival] = row
-        return row
+        return self.context_length - prompt
 
     def finish(self, row: Row) -> None:
         """The row has ended, for whatever reason; its state goes with the next plan. Idempotent."""

@@ -51,19 +51,23 @@ class MLXThread:
         self._jobs.put(job)
         return future
 
-    def end(self) -> None:
-        """Let the thread end after the calls already given to it. Does not wait."""
+    async def end(self, timeout: float) -> bool:
+        """End the thread after the calls already given to it; False if it has not come back in time."""
+        last = self.run(_nothing)
         self._jobs.put(None)
-
-    def join(self, timeout: float) -> bool:
-        """Wait for the end, at most so many seconds; False if the thread is still in a call."""
-        self._thread.join(timeout)
-        return not self._thread.is_alive()
+        done, _ = await asyncio.wait({last}, timeout=timeout)
+        if done:
+            self._thread.join()  # at once: it has nothing left to do
+        return bool(done)
 
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:
             job()
             del job  # it holds the call and with it what the call holds
+
+
+def _nothing() -> None:
+    return None
 
 
 def _settle(future: asyncio.Future[T], value: T | None, error: Exception | None) -> None:
