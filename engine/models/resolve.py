@@ -1,0 +1,144 @@
+"""From what a user names to a model folder on this machine."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from chairlift.engine.errors import ModelUnavailable
+from chairlift.engine.models.embedded import NAME, embedded_model, sha256_of
+from chairlift.engine.models.folders import build_folder, cache_folder
+from chairlift.engine.models.gguf import CONVERSION, Dtype, dtype_named, fill_model_folder
+
+HUB_PATTERNS = (
+    "*.json",
+    "model*.safetensors",
+    "*.py",
+    "tokenizer.model",
+    "*.tiktoken",
+    "tiktoken.model",
+    "*.txt",
+    "*.jsonl",
+    "*.jinja",
+)
+"""The files of a repository that a model needs (mlx-lm's `DEFAULT_ALLOW_PATTERNS`)."""
+
+_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSource:
+    """A model folder (config.json, *.safetensors, tokenizer files) and the name it is served under."""
+
+    folder: Path
+    served_name: str
+
+
+def resolve_model(
+    name: str | None, *, served_name: str | None = None, dtype: str | None = None, progress: bool = True
+) -> ModelSource:
+    """Find, fetch or convert the model that `name` means. Blocks, for minutes if it has to download.
+
+    `name` is a model folder, a GGUF file, or an `org/name` of the Hugging Face hub; None is the embedded
+    model. `dtype` matters to GGUF files only, which are converted once into the cache folder; None is the
+    type that suits the device.
+
+    Raises:
+        ModelUnavailable: one clear line.
+    """
+    if name is None:
+        floats = _embedded_dtype(dtype)
+        return ModelSource(embedded_model(floats, progress=progress), served_name or NAME)
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return ModelSource(_checked(path), served_name or path.resolve().name)
+    if path.is_file():
+        wanted = _gguf_dtype(dtype)
+        return ModelSource(_converted(path, wanted, progress=progress), served_name or path.stem)
+    if _HUB_NAME.fullmatch(name) and path.suffix != ".gguf":
+        return ModelSource(_checked(_from_hub(name, progress=progress)), served_name or name)
+    raise ModelUnavailable(
+        f"There is no model folder or GGUF file {name}, and it is no hub name either (those have the form org/name)."
+    )
+
+
+def _checked(folder: Path) -> Path:
+    if not (folder / "config.json").is_file():
+        raise ModelUnavailable(f"{folder} is no model folder: it has no config.json.")
+    if not any(folder.glob("*.safetensors")):
+        raise ModelUnavailable(f"{folder} is no model folder that can be served: it has no safetensors file.")
+    return folder
+
+
+def _converted(path: Path, dtype: Dtype, *, progress: bool) -> Path:
+    """The cached conversion of a GGUF file, found again by its content wherever the file lies."""
+    folder = cache_folder() / "models" / f"{path.stem}-{_digest(path)[:16]}-{dtype}-{CONVERSION}"
+    return build_folder(folder, lambda partial: fill_model_folder(path, partial, dtype, progress=progress))
+
+
+def _digest(path: Path) -> str:
+    """SHA-256 of the file, remembered for as long as its size and times stay as they are."""
+    state = path.stat()
+    identity = f"{path.resolve()}\0{state.st_size}\0{state.st_mtime_ns}\0{state.st_ctime_ns}\0{state.st_ino}"
+    note = cache_folder() / "digests" / hashlib.sha256(identity.encode()).hexdigest()
+    try:
+        known = note.read_text()
+    except OSError:
+        known = ""
+    if re.fullmatch("[0-9a-f]{64}", known):
+        return known
+    try:
+        digest = sha256_of(path)
+        note.parent.mkdir(parents=True, exist_ok=True)
+        partial = note.with_suffix(f".{os.getpid()}")
+        partial.write_text(digest)
+        partial.replace(note)
+    except OSError as error:
+        raise ModelUnavailable(f"{path} cannot be read or noted: {error.strerror}.") from error
+    return digest
+
+
+def _from_hub(name: str, *, progress: bool) -> Path:
+    """The snapshot of a hub repository: the cached one where the hub cannot be reached."""
+    import huggingface_hub
+    from huggingface_hub.utils import (
+        GatedRepoError,
+        HFValidationError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+        disable_progress_bars,
+    )
+
+    if not progress:
+        disable_progress_bars()
+    try:
+        return Path(huggingface_hub.snapshot_download(name, allow_patterns=list(HUB_PATTERNS)))
+    except GatedRepoError:
+        why = "its makers give access on request only; log in with an account that has it"
+    except (RepositoryNotFoundError, HFValidationError):
+        why = "the hub has no such model, or it is private"
+    except LocalEntryNotFoundError:
+        why = "it is not on this machine and the hub cannot be reached"
+    except Exception as error:  # whatever the connection, the disk or the hub's answer does
+        why = f"the download failed ({type(error).__name__})"
+    raise ModelUnavailable(f"The model {name} cannot be had: {why}.") from None
+
+
+def _gguf_dtype(dtype: str | None) -> Dtype:
+    """float32 on a CPU, which is slow at anything else; elsewhere as the file is."""
+    if dtype is not None:
+        return dtype_named(dtype)
+    return "float32" if _on_cpu() else "keep"
+
+
+def _embedded_dtype(dtype: str | None) -> Dtype:
+    return dtype_named(dtype) if dtype is not None else ("float32" if _on_cpu() else "float16")
+
+
+def _on_cpu() -> bool:
+    import mlx.core as mx
+
+    return bool(mx.default_device().type == mx.DeviceType.cpu)

@@ -1,0 +1,166 @@
+"""The `Tokenizer` of the engine over transformers' tokenizers, as mlx-lm loads them."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from chairlift.engine.errors import InvalidParameter, ModelUnavailable
+
+_RESERVED = frozenset(
+    {
+        "chat_template",
+        "continue_final_message",
+        "conversation",
+        "documents",
+        "max_length",
+        "messages",
+        "padding",
+        "return_assistant_tokens_mask",
+        "return_dict",
+        "return_tensors",
+        "tokenize",
+        "tokenizer_kwargs",
+        "truncation",
+    }
+)
+"""Arguments of transformers' `apply_chat_template` itself, which are not for the template to see."""
+
+
+def load_tokenizer(folder: Path) -> HFTokenizer:
+    """The tokenizer of a model folder.
+
+    Raises:
+        ModelUnavailable: its files are missing or cannot be read.
+    """
+    from mlx_lm.tokenizer_utils import load
+
+    try:
+        wrapper = load(folder, eos_token_ids=sorted(configured_eos(folder)))
+    except Exception as error:  # transformers raises whatever its parsers do
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        raise ModelUnavailable(f"The tokenizer of {folder} cannot be loaded: {reason}") from error
+    return HFTokenizer(wrapper)
+
+
+def configured_eos(folder: Path) -> frozenset[int]:
+    """End-of-sequence tokens by the model's configuration and its generation settings."""
+    found: set[int] = set()
+    for name in ("config.json", "generation_config.json"):
+        try:
+            settings = json.loads((folder / name).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            continue
+        for part in (settings, settings.get("text_config") or {}):
+            ends = part.get("eos_token_id")
+            found.update(ends if isinstance(ends, list) else [] if ends is None else [ends])
+    return frozenset(found)
+
+
+class HFTokenizer:
+    """`chairlift.engine.plan.Tokenizer`; safe to call from any thread.
+
+    The tokenizers library refuses ('Already borrowed') what another thread changes meanwhile, so calls take
+    turns. Decoding has a copy and a turn of its own: a long prompt being encoded holds up no answer.
+    """
+
+    def __init__(self, wrapper: Any) -> None:
+        # The wrapper's own apply_chat_template sets `enable_thinking` whether the caller did or not; what a
+        # template does by default is its own business, so transformers' method is used where there is one.
+        self._tokenizer = wrapper._tokenizer
+        self._renders = wrapper if wrapper._chat_template is not None else self._tokenizer
+        self._decoder = copy.deepcopy(self._tokenizer)
+        self._encoding = threading.Lock()
+        self._decoding = threading.Lock()
+        self._has_chat_template = bool(wrapper.has_chat_template)
+        self._eos_token_ids = frozenset(int(token) for token in wrapper.eos_token_ids)
+        self._vocab_size = len(self._tokenizer)
+        self.wrapper = wrapper
+        """mlx-lm's `TokenizerWrapper`, for what it knows of thinking and tool calls. Not thread-safe."""
+
+    @property
+    def vocab_size(self) -> int:
+        return self._vocab_size
+
+    @property
+    def eos_token_ids(self) -> frozenset[int]:
+        return self._eos_token_ids
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        with self._encoding:
+            ids = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        return [int(token) for token in ids]
+
+    def decode(self, token_ids: list[int], *, skip_special_tokens: bool = False) -> str:
+        """Text of the tokens, spaces as the tokens have them; bytes that are no whole character give U+FFFD."""
+        with self._decoding:
+            text: str = self._decoder.decode(
+                token_ids, skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
+            )
+        return text
+
+    @property
+    def has_chat_template(self) -> bool:
+        return self._has_chat_template
+
+    @property
+    def chat_template(self) -> str | None:
+        """The template's text; None where there is none or where it is Python code."""
+        template = self._tokenizer.chat_template
+        if isinstance(template, dict):
+            template = template.get("default")
+        return template if isinstance(template, str) else None
+
+    @property
+    def chat_template_hash(self) -> str | None:
+        """SHA-256 of the template's text."""
+        template = self.chat_template
+        return None if template is None else hashlib.sha256(template.encode()).hexdigest()
+
+    def apply_chat_template(
+        self,
+        messages: list[dict[str, object]],
+        *,
+        tools: list[dict[str, object]] | None = None,
+        add_generation_prompt: bool = True,
+        **kwargs: object,
+    ) -> list[int]:
+        """Token ids of the rendered conversation; `kwargs` are variables for the template.
+
+        Raises:
+            InvalidParameter: `messages`: the template refused them, in its own words; `chat_template_kwargs`: a name
+                that is not the template's.
+        """
+        if not self._has_chat_template:
+            raise InvalidParameter(
+                "messages",
+                "The model has no chat template; use /v1/completions with a prompt of its own form.",
+            )
+        for name in sorted(_RESERVED.intersection(kwargs)):
+            raise InvalidParameter("chat_template_kwargs", f"chat_template_kwargs may not set {name!r}.")
+        # Templates may add to what they are given, and the caller's request is not theirs to change.
+        conversation, tools = copy.deepcopy((messages, tools))
+        try:
+            with self._encoding:
+                rendered: str = self._renders.apply_chat_template(
+                    conversation,
+                    tools=tools or None,
+                    add_generation_prompt=add_generation_prompt,
+                    tokenize=False,
+                    **kwargs,
+                )
+        except jinja2.TemplateError as error:  # raise_exception() is one too
+            reason = (error.message or type(error).__name__).strip()
+            raise InvalidParameter("messages", f"The model's chat template refused: {reason}") from error
+        except Exception as error:  # an expression of the template that met a value of another type
+            reason = str(error).partition("\n")[0] or type(error).__name__
+            raise InvalidParameter(
+                "messages", f"The model's chat template cannot render this conversation: {reason}"
+            ) from error
+        return self.encode(rendered, add_special_tokens=False)
