@@ -57,6 +57,7 @@ class RowRollback:
 
         Raises:
             ValueError: no state is kept for that number of tokens.
+            IndexError: a row that is not there.
         """
         if tokens not in self._pages:
             raise ValueError(f"no state is kept after {tokens} tokens, only after {self.tokens}")
@@ -64,6 +65,7 @@ class RowRollback:
         page = self._pages[tokens]
         for which, state in enumerate(self.spec.unpack(page)):
             held = states[which]
+            _row(held, row)
             states[which] = mx.concatenate([held[:row], state, held[row + 1 :]], axis=0)
         self._pages = {tokens: page}
 
