@@ -157,10 +157,8 @@ def test_every_dtype_behind_one_odd_byte(dtype: mx.Dtype) -> None:
 
 
 def test_special_floats_keep_their_bits() -> None:
-    patterns = mx.array(
-        [0x7FC00001, 0xFFC12345, 0x7F800001, 0x80000000, 0x00000001, 0x7F800000], dtype=mx.uint32
-    )
-    state = patterns.view(mx.float32)[None]
+    numbers = [0x7FC00001, 0xFFC12345, 0x7F800001, 0x80000000, 0x00000001, 0x7F800000]
+    state = mx.array(numbers, dtype=mx.uint32).view(mx.float32)[None]
     one = spec(((6,), mx.float32))
     assert one.unpack(one.pack([state]))[0].view(mx.uint32).tolist() == [numbers]
 
