@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
 import numpy as np
-from gguf import GGMLQuantizationType as Kind
 from gguf.quants import dequantize
 
 from chairlift.engine.errors import ModelUnavailable
@@ -200,7 +199,7 @@ def _llama3_scaling(file: GGUFFile, head_dim: int) -> dict[str, Any]:
 def plan_weights(
     file: GGUFFile, config: dict[str, Any], dtype: Dtype
 ) -> tuple[list[PlannedTensor], dict[str, Any], FloatType]:
-    """The tensors to write, mlx-lm's quantization settings (empty: none), and the type of the float weights."""
+    """The tensors to write, mlx-lm's quantization settings (empty: none), and the type of plain floats."""
     heads, kv_heads, head_dim = (
         config[key] for key in ("num_attention_heads", "num_key_value_heads", "head_dim")
     )

@@ -125,8 +125,8 @@ def tokenizer_description(file: GGUFFile) -> dict[str, Any]:
 
 
 def added_tokens(file: GGUFFile) -> list[dict[str, Any]]:
-    """Tokens that are matched whole in the text, before anything else: control tokens, which are special (left
-    out of plain text), and those that the model's makers added."""
+    """Tokens that are matched whole in the text, before anything else: control tokens, which are special
+    (left out of plain text), and those that the model's makers added."""
     whole = {TokenType.CONTROL: True, TokenType.UNKNOWN: True, TokenType.USER_DEFINED: False}
     return [
         {

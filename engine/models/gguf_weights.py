@@ -1,7 +1,7 @@
 """From a GGUF file's blocks to the weights of an MLX model.
 
-Block formats: ggml's `ggml-common.h`. What MLX holds as quantized weights: `w = scale * q + bias` per group of
-32 along a row, q unsigned, packed into uint32 from the lowest bits up (mlx.core.quantize, mode "affine").
+Block formats: ggml's `ggml-common.h`. What MLX holds as quantized weights: `w = scale * q + bias` per group
+of 32 along a row, q unsigned, packed into uint32 from the lowest bits up (mlx.core.quantize, mode "affine").
 """
 
 from __future__ import annotations
@@ -92,6 +92,12 @@ def quantized_weight(name: str, source: WeightSource) -> list[PlannedTensor]:
     packed = (*rows, width * KEPT_BITS[kind] // 32)
     groups = (*rows, width // GROUP)
 
+    def words(blocks: Rows) -> Array:
+        return block_words(blocks, kind)
+
+    def scales(blocks: Rows) -> Array:
+        return _half(blocks, kind, 0)
+
     def biases(blocks: Rows) -> Array:
         made = block_biases(blocks, kind)
         if not np.isfinite(made).all():
@@ -102,10 +108,8 @@ def quantized_weight(name: str, source: WeightSource) -> list[PlannedTensor]:
         return made
 
     return [
-        PlannedTensor(
-            f"{layer}.weight", "U32", packed, lambda: source.pieces(lambda b: block_words(b, kind))
-        ),
-        PlannedTensor(f"{layer}.scales", "F16", groups, lambda: source.pieces(lambda b: _half(b, kind, 0))),
+        PlannedTensor(f"{layer}.weight", "U32", packed, lambda: source.pieces(words)),
+        PlannedTensor(f"{layer}.scales", "F16", groups, lambda: source.pieces(scales)),
         PlannedTensor(f"{layer}.biases", "F16", groups, lambda: source.pieces(biases)),
     ]
 
@@ -116,7 +120,7 @@ def block_words(rows: Rows, kind: Kind) -> npt.NDArray[np.uint32]:
         values = _blocks(rows, kind)[..., 2:] ^ np.uint8(0x80)  # int8 to uint8 by adding 128
         return values.reshape(len(rows), -1).view(np.uint32)
     nibbles = _blocks(rows, kind)[..., 2 if kind is Kind.Q4_0 else 4 :]
-    # A block's byte j holds values j and j + 16; MLX wants neighbours together, the lower one in the low bits.
+    # A block's byte j holds values j and j + 16; MLX wants neighbours together, the first in the low bits.
     values = np.concatenate((nibbles & 0xF, nibbles >> 4), axis=-1)
     packed = values[..., 0::2] | (values[..., 1::2] << 4)
     return np.ascontiguousarray(packed).reshape(len(rows), -1).view(np.uint32)

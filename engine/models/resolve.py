@@ -61,7 +61,7 @@ def resolve_model(
     if _HUB_NAME.fullmatch(name) and path.suffix != ".gguf":
         return ModelSource(_checked(_from_hub(name, progress=progress)), served_name or name)
     raise ModelUnavailable(
-        f"There is no model folder or GGUF file {name}, and it is no hub name either (those have the form org/name)."
+        f"There is no model folder or GGUF file {name}, and a name on the hub has the form org/name."
     )
 
 

@@ -18,7 +18,6 @@ _RESERVED = frozenset(
         "chat_template",
         "continue_final_message",
         "conversation",
-        "documents",
         "max_length",
         "messages",
         "padding",
@@ -98,7 +97,7 @@ class HFTokenizer:
         return [int(token) for token in ids]
 
     def decode(self, token_ids: list[int], *, skip_special_tokens: bool = False) -> str:
-        """Text of the tokens, spaces as the tokens have them; bytes that are no whole character give U+FFFD."""
+        """Text of the tokens, spaces as they have them; bytes that are no whole character give U+FFFD."""
         with self._decoding:
             text: str = self._decoder.decode(
                 token_ids, skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
@@ -134,8 +133,8 @@ class HFTokenizer:
         """Token ids of the rendered conversation; `kwargs` are variables for the template.
 
         Raises:
-            InvalidParameter: `messages`: the template refused them, in its own words; `chat_template_kwargs`: a name
-                that is not the template's.
+            InvalidParameter: `messages`: the template refused them, in its own words;
+                `chat_template_kwargs`: a name that is not the template's.
         """
         if not self._has_chat_template:
             raise InvalidParameter(
