@@ -304,11 +304,10 @@ def _model_factory(
     model: str | Path | None, dtype: str | None, length: int | None
 ) -> Callable[[], LoadedModel]:
     # Imported here so that the engine, whatever its runner, needs mlx only where a model is loaded.
+    from chairlift.engine.models.loader import load_model
     from chairlift.engine.models.resolve import resolve_model
 
-    from chairlift.engine.models.loader import load_model
-
-    source = resolve_model(None if model is None else str(model))
+    source = resolve_model(None if model is None else str(model), dtype=dtype)
     return partial(load_model, source.folder, source.served_name, dtype=dtype, max_model_len=length)
 
 

@@ -39,6 +39,8 @@ class ServeOptions:
     """What clients write in `model`; None is the folder's or the repository's name."""
     dtype: str | None = None
     """Number format of the weights; None leaves it to the device."""
+    max_model_len: int | None = None
+    """Tokens of prompt and answer together; None is the model's own context."""
     host: str = "127.0.0.1"
     port: int = 8000
     """0 takes a free one."""
@@ -83,9 +85,8 @@ def run_server(options: ServeOptions, announce: Announce, complain: Complain) ->
         announce: called once the model answers.
         complain: called with one line, before an exit code other than 0.
     """
-    from chairlift.engine.models.resolve import resolve_model
-
     from chairlift.engine.models.loader import load_model  # imports mlx, which takes seconds
+    from chairlift.engine.models.resolve import resolve_model
 
     try:
         listener = listen(options.host, options.port)
@@ -95,14 +96,22 @@ def run_server(options: ServeOptions, announce: Announce, complain: Complain) ->
     with listener:
         try:
             with _stop_signals_interrupt():
-                source = resolve_model(options.model, served_name=options.served_name)
+                source = resolve_model(
+                    options.model, served_name=options.served_name, dtype=options.dtype
+                )
         except KeyboardInterrupt:
             return 0
         except EngineError as error:
             complain(error.message)
             return 1
         metrics = ServerMetrics(source.served_name)
-        factory = functools.partial(load_model, source.folder, source.served_name, dtype=options.dtype)
+        factory = functools.partial(
+            load_model,
+            source.folder,
+            source.served_name,
+            dtype=options.dtype,
+            max_model_len=options.max_model_len,
+        )
         engine = Engine(factory, options.engine, observer=metrics)
         return asyncio.run(
             serve_engine(

@@ -284,6 +284,11 @@ def _zero_biases(shapes: dict[str, tuple[int, ...]], dtype: FloatType) -> list[P
     return [zeros(name) for name in names]
 
 
+def can_keep(file: GGUFFile) -> bool:
+    """Every tensor is in a format that MLX holds as it is."""
+    return all(tensor.type in FLOAT_KINDS or tensor.type in KEPT_BITS for tensor in file.tensors.values())
+
+
 def kept_float_type(file: GGUFFile) -> FloatType:
     """The type of most float weights; float16, the type of the scales, where the file is quantized (its
     few float32 vectors would make every activation float32)."""

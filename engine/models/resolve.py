@@ -11,7 +11,8 @@ from pathlib import Path
 from chairlift.engine.errors import ModelUnavailable
 from chairlift.engine.models.embedded import NAME, embedded_model, sha256_of
 from chairlift.engine.models.folders import build_folder, cache_folder
-from chairlift.engine.models.gguf import CONVERSION, Dtype, dtype_named, fill_model_folder
+from chairlift.engine.models.gguf import CONVERSION, Dtype, can_keep, dtype_named, fill_model_folder
+from chairlift.engine.models.gguf_file import GGUFFile
 
 HUB_PATTERNS = (
     "*.json",
@@ -56,7 +57,7 @@ def resolve_model(
     if path.is_dir():
         return ModelSource(_checked(path), served_name or path.resolve().name)
     if path.is_file():
-        wanted = _gguf_dtype(dtype)
+        wanted = _gguf_dtype(path, dtype)
         return ModelSource(_converted(path, wanted, progress=progress), served_name or path.stem)
     if _HUB_NAME.fullmatch(name) and path.suffix != ".gguf":
         return ModelSource(_checked(_from_hub(name, progress=progress)), served_name or name)
@@ -127,11 +128,13 @@ def _from_hub(name: str, *, progress: bool) -> Path:
     raise ModelUnavailable(f"The model {name} cannot be had: {why}.") from None
 
 
-def _gguf_dtype(dtype: str | None) -> Dtype:
-    """float32 on a CPU, which is slow at anything else; elsewhere as the file is."""
+def _gguf_dtype(path: Path, dtype: str | None) -> Dtype:
+    """float32 on a CPU, which is slow at anything else; elsewhere as the file is, if MLX can hold that."""
     if dtype is not None:
         return dtype_named(dtype)
-    return "float32" if _on_cpu() else "keep"
+    if _on_cpu():
+        return "float32"
+    return "keep" if can_keep(GGUFFile(path)) else "float16"
 
 
 def _embedded_dtype(dtype: str | None) -> Dtype:
