@@ -1,0 +1,241 @@
+"""Any sequence of requests, steps, cancels, preemptions and faults keeps the scheduler's promises."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import hypothesis.strategies as st
+from hypothesis import given, settings
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from tests.fakes import FakeRow, FakeRunner, Fault, letters
+
+from chairlift.engine.errors import QueueFull
+from chairlift.engine.plan import NewRow, StepPlan, StepResult
+from chairlift.engine.request import Request, SamplingParams
+from chairlift.engine.row import Row, RowState
+from chairlift.engine.scheduler import MIN_CHUNK, Committed, Scheduler
+
+CONTEXT = 400
+
+
+def solo(row: Row) -> list[int]:
+    """The tokens that the fake draws for this request when nothing else happens."""
+    fake = FakeRow(NewRow(0, row.request.sampling, row.seed), [*row.request.prompt_token_ids])
+    for _ in range(row.limit):
+        fake.tokens.append(letters(fake))
+        fake.drawn += 1
+    return fake.tokens[len(row.request.prompt_token_ids) :]
+
+
+def make(seqs: int, tokens: int, waiting: int) -> Scheduler:
+    return Scheduler(
+        max_num_seqs=seqs,
+        max_num_batched_tokens=tokens,
+        max_waiting=waiting,
+        context_length=CONTEXT,
+        clock=lambda: 0.0,
+    )
+
+
+@dataclass
+class Driver:
+    """Does what the engine does, without its loop: plan, run, commit, finish."""
+
+    scheduler: Scheduler
+    runner: FakeRunner = field(default_factory=FakeRunner)
+    rows: list[Row] = field(default_factory=list)
+    expected: dict[int, list[int]] = field(default_factory=dict)
+    """By arrival: what the row draws alone."""
+    reached_limit: set[int] = field(default_factory=set)
+    """Arrivals of rows that ended at their limit, and never on content or by a cancel."""
+
+    def add(self, prompt: int, max_tokens: int | None, *, priority: int = 0, seed: int = 0) -> Row:
+        sampling = SamplingParams(max_tokens=max_tokens, temperature=seed % 2)
+        request = Request("r", tuple((seed + index) % 251 for index in range(prompt)), sampling, priority)
+        row = self.scheduler.add(request, seed)
+        self.rows.append(row)
+        self.expected[row.arrival] = solo(row)
+        return row
+
+    def step(self) -> StepPlan | None:
+        plan = self.scheduler.schedule()
+        try:
+            result = self.runner.step(plan)
+        except RuntimeError:
+            self.scheduler.abandon()
+            return None
+        self.take(self.scheduler.commit(result), result)
+        return plan
+
+    def take(self, committed: Committed, result: StepResult | None) -> None:
+        for row, sample in committed.drawn:
+            assert row.output[-1] == sample.token and not row.finished
+            if row.drawn == row.limit:
+                self.reached_limit.add(row.arrival)
+                self.scheduler.finish(row)
+        for row, _ in committed.failed:
+            assert row.finished
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    @initialize(seqs=st.integers(1, 6), tokens=st.integers(1, 80), waiting=st.integers(0, 6))
+    def begin(self, seqs: int, tokens: int, waiting: int) -> None:
+        self.driver = Driver(make(seqs, tokens, waiting))
+        self.scheduler, self.runner = self.driver.scheduler, self.driver.runner
+
+    @rule(
+        prompt=st.one_of(st.integers(1, 20), st.integers(1, CONTEXT - 1)),
+        max_tokens=st.one_of(st.none(), st.integers(1, 12)),
+        priority=st.integers(-1, 1),
+        seed=st.integers(0, 2**64 - 1),
+    )
+    def submit(self, prompt: int, max_tokens: int | None, priority: int, seed: int) -> None:
+        try:
+            self.driver.add(prompt, max_tokens, priority=priority, seed=seed)
+        except QueueFull:
+            free = max(0, self.scheduler.max_num_seqs - self.scheduler.running)
+            assert self.scheduler.waiting >= self.scheduler.max_waiting + free
+
+    @rule(steps=st.integers(1, 6))
+    def step(self, steps: int) -> None:
+        for _ in range(steps):
+            self.check(self.driver.step())
+
+    @precondition(lambda self: self.scheduler.rows)
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        row = data.draw(st.sampled_from(self.scheduler.rows))
+        self.scheduler.finish(row)
+        assert row.state is RowState.FINISHED
+
+    @precondition(lambda self: self.scheduler.rows)
+    @rule(data=st.data())
+    def preempt(self, data: st.DataObject) -> None:
+        row = data.draw(st.sampled_from(self.scheduler.rows))
+        output = list(row.output)
+        self.scheduler.preempt(row)
+        assert row.state is RowState.WAITING and row.output == output
+
+    @rule(
+        kind=st.sampled_from(["fail", "lose", "silent", "error"]),
+        which=st.lists(st.booleans(), min_size=1, max_size=6),
+    )
+    def fault(self, kind: str, which: list[bool]) -> None:
+        def chosen(plan: StepPlan) -> list[int]:
+            return [id for index, id in enumerate(plan.rows) if which[index % len(which)]]
+
+        if kind == "error":
+            self.runner.fail_next(Fault(error=RuntimeError("The fake raised.")))
+        else:
+            self.runner.fail_next(Fault(**{kind: chosen}))
+        self.check(self.driver.step())
+
+    def check(self, plan: StepPlan | None) -> None:
+        if plan is None:
+            return
+        budget = self.scheduler.max_num_batched_tokens
+        tokens = len(plan.decode) + sum(len(span.tokens) for span in plan.prefill)
+        assert tokens <= max(budget, len(plan.decode) + min(MIN_CHUNK, budget))
+        assert not (self.waiting_for_tokens and plan.idle), "something to compute, and nothing planned"
+
+    @property
+    def waiting_for_tokens(self) -> bool:
+        return any(row.state is RowState.PREFILLING for row in self.scheduler.rows)
+
+    @invariant()
+    def keeps_to_the_protocol(self) -> None:
+        assert self.runner.violations == []
+        assert len(self.runner.released) == len(set(self.runner.released))
+
+    @invariant()
+    def holds_no_more_rows_than_seats(self) -> None:
+        assert self.scheduler.running <= self.scheduler.max_num_seqs
+        assert len(self.runner.rows) <= self.scheduler.max_num_seqs + len(self.scheduler._release)
+
+    @invariant()
+    def counts_agree(self) -> None:
+        for row in self.scheduler.rows:
+            assert not row.finished
+            assert row.drawn <= row.launched <= min(row.limit, row.drawn + 2)
+            assert row.prefilled <= len(row.known)
+
+    @invariant()
+    def draws_are_those_of_a_solo_run(self) -> None:
+        for row in self.driver.rows:
+            assert row.output == self.driver.expected[row.arrival][: row.drawn]
+
+    def teardown(self) -> None:
+        if not hasattr(self, "driver"):
+            return
+        for _ in range(2000):
+            if not self.scheduler.busy:
+                break
+            self.check(self.driver.step())
+        assert not self.scheduler.busy
+        assert self.runner.rows == {}, "states are left on the runner"
+        assert self.runner.violations == []
+        for row in self.driver.rows:
+            assert row.finished and row.id is None and row.known == ()
+            if row.arrival in self.driver.reached_limit:
+                assert row.output == self.driver.expected[row.arrival]
+
+
+SchedulerMachine.TestCase.settings = settings(max_examples=120, stateful_step_count=30, deadline=None)
+TestSchedulerMachine = SchedulerMachine.TestCase
+
+rows = st.lists(
+    st.tuples(
+        st.one_of(st.integers(1, 20), st.integers(1, CONTEXT - 1)), st.integers(1, 8), st.integers(-2, 2)
+    ),
+    min_size=1,
+    max_size=12,
+)
+
+
+@settings(deadline=None)
+@given(rows=rows, seqs=st.integers(1, 6), tokens=st.integers(1, 80))
+def test_every_row_gets_its_tokens_within_a_bound(
+    rows: list[tuple[int, int, int]], seqs: int, tokens: int
+) -> None:
+    """No row waits longer than if all work were done one piece after the other, at half the budget."""
+    scheduler = Scheduler(
+        max_num_seqs=seqs,
+        max_num_batched_tokens=tokens,
+        max_waiting=100,
+        context_length=CONTEXT,
+        clock=lambda: 0,
+    )
+    driver = Driver(scheduler)
+    for prompt, max_tokens, priority in rows:
+        driver.add(prompt, max_tokens, priority=priority)
+    half = max(1, min(MIN_CHUNK, tokens) // 2)
+    bound = sum(-(-prompt // half) + max_tokens + 2 for prompt, max_tokens, _ in rows) + 2
+    steps = 0
+    while scheduler.busy:
+        driver.step()
+        steps += 1
+        assert steps <= bound
+    assert all(row.output == driver.expected[row.arrival] for row in driver.rows)
+    assert driver.runner.violations == []
+    assert driver.runner.wasted == scheduler.wasted == 0, "rows that end at their limit draw nothing more"
+
+
+@settings(deadline=None)
+@given(
+    prompts=st.lists(st.integers(1, CONTEXT - 1), min_size=2, max_size=8),
+    tokens=st.integers(2 * MIN_CHUNK, 128),
+)
+def test_the_oldest_prompt_advances_by_half_of_the_prefill_budget(prompts: list[int], tokens: int) -> None:
+    scheduler = make(8, tokens, waiting=8)
+    driver = Driver(scheduler)
+    for prompt in prompts:
+        driver.add(prompt, 100)
+    while waiting := [row for row in driver.rows if row.remaining and not row.finished]:
+        oldest, before = waiting[0], waiting[0].remaining
+        plan = driver.step()
+        assert plan is not None
+        budget = max(MIN_CHUNK, tokens - len(plan.decode))
+        assert before - oldest.remaining >= min(before, budget // 2)
+        granted = sum(len(span.tokens) for span in plan.prefill)
+        left = sum(row.remaining for row in driver.rows if not row.finished)
+        assert left == 0 or granted > budget - 2 * MIN_CHUNK, "the budget is used while there is work"
