@@ -9,8 +9,9 @@ from typing import TypeVar
 from fastapi import Request
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
+from starlette.requests import ClientDisconnect
 
-from chairlift.server.errors import APIError, invalid, shorten, unsupported
+from chairlift.server.errors import CLIENT_CLOSED_REQUEST, APIError, invalid, shorten, unsupported
 from chairlift.server.wire.base import TAG, Wire
 from chairlift.server.wire.parameters import Surface
 
@@ -28,11 +29,14 @@ async def read_body(request: Request, limit: int) -> bytes:
         raise _too_large(limit)
     chunks: list[bytes] = []
     size = 0
-    async for chunk in request.stream():
-        size += len(chunk)
-        if size > limit:
-            raise _too_large(limit)
-        chunks.append(chunk)
+    try:
+        async for chunk in request.stream():
+            size += len(chunk)
+            if size > limit:
+                raise _too_large(limit)
+            chunks.append(chunk)
+    except ClientDisconnect:
+        raise APIError(CLIENT_CLOSED_REQUEST, "The client left.") from None
     return b"".join(chunks)
 
 

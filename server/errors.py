@@ -27,6 +27,8 @@ from chairlift.server.payload import PayloadResponse
 
 logger = logging.getLogger("chairlift.server")
 
+CLIENT_CLOSED_REQUEST = 499
+"""Nobody receives it; it is nginx's code for the log when a client left before the answer."""
 INVALID_REQUEST = "invalid_request_error"
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
 

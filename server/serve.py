@@ -96,9 +96,7 @@ def run_server(options: ServeOptions, announce: Announce, complain: Complain) ->
     with listener:
         try:
             with _stop_signals_interrupt():
-                source = resolve_model(
-                    options.model, served_name=options.served_name, dtype=options.dtype
-                )
+                source = resolve_model(options.model, served_name=options.served_name, dtype=options.dtype)
         except KeyboardInterrupt:
             return 0
         except EngineError as error:

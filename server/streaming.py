@@ -17,13 +17,10 @@ from chairlift.engine.engine import RequestHandle
 from chairlift.engine.errors import EngineError
 from chairlift.engine.events import Event, Failed, Finished, TextDelta, Usage
 from chairlift.server.encoders import Answer, Encoder, Payload
-from chairlift.server.errors import APIError, from_engine, internal_error
+from chairlift.server.errors import CLIENT_CLOSED_REQUEST, APIError, from_engine, internal_error
 from chairlift.server.payload import PayloadResponse, dump
 
 logger = logging.getLogger("chairlift.server")
-
-CLIENT_CLOSED_REQUEST = 499
-"""Nobody receives it; it is nginx's code for the log when a client left before the answer."""
 
 
 def frame(payload: Payload) -> bytes:

@@ -145,7 +145,7 @@ def _sampling(
 ) -> SamplingParams:
     """`spelled`: the client's name of a parameter, where the engine has another."""
     default = SamplingParams()
-    stop = wire.stop or ()
+    stop = () if wire.stop is None else wire.stop
     stop_token_ids = tuple(wire.stop_token_ids or ())
     _check_vocabulary(stop_token_ids, tokenizer, "stop_token_ids")
     try:

@@ -73,7 +73,6 @@ _CHAT: Neutral = {
     "chat_template": (),
     "continue_final_message": (False,),
     "documents": ([],),
-    "echo": (False,),
     "include_reasoning": (True,),
     "mm_processor_kwargs": ({},),
     "thinking_token_budget": (),

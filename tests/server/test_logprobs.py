@@ -1,0 +1,110 @@
+"""Log probabilities in both of OpenAI's forms. The fake draws each token at -0.5, the next ones 1 lower each."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from openai.types import Completion
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from tests.fakes import EOS, FakeRunner, FakeTokenizer, answering
+from tests.server.harness import error_of, lift, stream_of
+
+from chairlift.engine.events import TokenLogprob
+from chairlift.server.logprobs import TokenTexts, chat_logprobs, completion_logprobs
+
+
+async def test_chat() -> None:
+    async with lift(FakeRunner(answering("aä"))) as server:
+        body = (await server.chat(logprobs=True, top_logprobs=2)).json()
+        chunks = stream_of(await server.chat(logprobs=True, top_logprobs=2, stream=True))
+        bare = (await server.chat(logprobs=True)).json()["choices"][0]["logprobs"]["content"]
+    choice = ChatCompletion.model_validate(body, strict=True).choices[0]
+    assert choice.logprobs and choice.logprobs.content
+    first, half, _, end = choice.logprobs.content
+    assert (first.token, first.bytes, first.logprob) == ("a", [97], -0.5)
+    assert [(top.token, top.logprob) for top in first.top_logprobs] == [("a", -0.5), ("b", -1.5)]
+    assert (half.token, half.bytes) == ("\ufffd", None)
+    assert end.token == "</s>"
+    assert [entry["top_logprobs"] for entry in bare] == [[]] * 4
+    streamed = [
+        entry.model_dump(exclude_unset=True)
+        for chunk in chunks
+        for choice in ChatCompletionChunk.model_validate(chunk, strict=True).choices
+        if choice.logprobs
+        for entry in choice.logprobs.content or ()
+    ]
+    assert streamed == body["choices"][0]["logprobs"]["content"]
+
+
+async def test_completions() -> None:
+    async with lift(FakeRunner(answering("abc"))) as server:
+        body = (await server.complete(logprobs=2)).json()
+        chunks = stream_of(await server.complete(logprobs=2, stream=True))
+        bare = (await server.complete(logprobs=0)).json()["choices"][0]["logprobs"]
+        without = (await server.complete(logprobs=False)).json()["choices"][0]["logprobs"]
+    logprobs = Completion.model_validate(body, strict=True).choices[0].logprobs
+    assert logprobs is not None
+    assert logprobs.tokens == ["a", "b", "c", "</s>"]
+    assert logprobs.token_logprobs == [-0.5] * 4
+    assert logprobs.text_offset == [0, 1, 2, 3]
+    assert logprobs.top_logprobs and logprobs.top_logprobs[0] == {"a": -0.5, "b": -1.5}
+    assert bare["top_logprobs"][0] == {"a": -0.5}
+    assert without is None
+    parts = [choice["logprobs"] for chunk in chunks for choice in chunk["choices"] if choice["logprobs"]]  # type: ignore[attr-defined]
+    for key, whole in body["choices"][0]["logprobs"].items():
+        assert [entry for part in parts for entry in part[key]] == whole
+
+
+@pytest.mark.parametrize(
+    ("more", "param"),
+    [
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"top_logprobs": 0, "logprobs": False}, "top_logprobs"),
+        ({"top_logprobs": 21, "logprobs": True}, "top_logprobs"),
+        ({"top_logprobs": -1, "logprobs": True}, "top_logprobs"),
+        ({"logprobs": 1}, "logprobs"),
+    ],
+)
+async def test_what_chat_refuses(more: dict[str, object], param: str) -> None:
+    async with lift() as server:
+        error = error_of(await server.chat(**more), 400)
+    assert error["param"] == param and param in str(error["message"])
+
+
+@pytest.mark.parametrize("value", [True, -1, 21, "1", 1.5])
+async def test_what_completions_refuse(value: object) -> None:
+    async with lift() as server:
+        assert error_of(await server.complete(logprobs=value), 400)["param"] == "logprobs"
+
+
+class Spaced(FakeTokenizer):
+    """Like SentencePiece's: the space at the front of the first token is lost in decoding."""
+
+    def decode(self, token_ids: list[int], *, skip_special_tokens: bool = False) -> str:
+        return super().decode(token_ids).removeprefix(" ")
+
+
+def test_a_tokens_own_space_is_kept() -> None:
+    texts = TokenTexts(Spaced())
+    assert [texts[ord(" ")], texts[ord("b")], texts[EOS]] == [" ", "b", "</s>"]
+
+
+def test_values_that_json_does_not_have() -> None:
+    texts = TokenTexts(FakeTokenizer())
+    tokens = [TokenLogprob(97, -math.inf, ((98, math.nan), (97, -math.inf)))]
+    chat = chat_logprobs(tokens, texts)
+    assert chat["content"] == [
+        {
+            "token": "a",
+            "logprob": -9999.0,
+            "bytes": [97],
+            "top_logprobs": [
+                {"token": "b", "logprob": -9999.0, "bytes": [98]},
+                {"token": "a", "logprob": -9999.0, "bytes": [97]},
+            ],
+        }
+    ]
+    completions, offset = completion_logprobs(tokens, texts, 5)
+    assert completions["top_logprobs"] == [{"b": -9999.0, "a": -9999.0}]
+    assert (completions["text_offset"], offset) == ([5], 6)
