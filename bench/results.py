@@ -82,6 +82,12 @@ def _name(entry: dict[str, Any]) -> str:
     return " ".join(str(entry[key]) for key in ("model", "batch", "rows", "path") if key in entry)
 
 
+def _path(entry: dict[str, Any]) -> str:
+    """The path, with how our runner batched the family, and a mark where a deadline cut the run short."""
+    batching = f" ({entry['batching']})" if entry.get("batching") else ""
+    return f"{entry['path']}{batching}{' (cut)' if entry.get('cut') else ''}"
+
+
 def _number(value: float | None, digits: str = ",.0f") -> str:
     return "–" if value is None else format(value, digits)
 
@@ -100,7 +106,7 @@ def _throughput_row(entries: list[dict[str, Any]], entry: dict[str, Any]) -> lis
     return [
         entry["model"],
         str(entry["batch"]),
-        entry["path"],
+        _path(entry),
         _number(steady),
         _number(steady / bare if steady and bare else None, ".2f"),
         _number(joins),
@@ -114,7 +120,7 @@ def _lengths_row(entry: dict[str, Any]) -> list[str]:
     return [
         entry["model"],
         entry["rows"],
-        entry["path"],
+        _path(entry),
         _number(entry.get("step_ms_p50"), ".2f"),
         _number(kv / 1e9 if kv else None, ".2f"),
         _number(kv / need if kv and need else None, ".2f"),
