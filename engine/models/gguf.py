@@ -294,7 +294,7 @@ def kept_float_type(file: GGUFFile) -> FloatType:
     few float32 vectors would make every activation float32)."""
     if any(tensor.type in KEPT_BITS for tensor in file.tensors.values()):
         return "float16"
-    sizes = dict.fromkeys(FLOAT_KINDS.values(), 0)
+    sizes: dict[FloatType, int] = dict.fromkeys(FLOAT_KINDS.values(), 0)
     for tensor in file.tensors.values():
         if tensor.type in FLOAT_KINDS:
             sizes[FLOAT_KINDS[tensor.type]] += tensor.nbytes
@@ -302,7 +302,7 @@ def kept_float_type(file: GGUFFile) -> FloatType:
 
 
 def _commonest_bits(settings: Iterable[dict[str, Any]]) -> int:
-    bits = [layer["bits"] for layer in settings]
+    bits: list[int] = [layer["bits"] for layer in settings]
     return max(set(bits), key=bits.count)
 
 

@@ -1,0 +1,142 @@
+"""`chairlift serve`"""
+
+from __future__ import annotations
+
+import logging
+from enum import StrEnum
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+if TYPE_CHECKING:
+    from chairlift.server.serve import Serving
+
+MEBIBYTE = 2**20
+
+
+class FloatType(StrEnum):
+    """Of the weights."""
+
+    FLOAT32 = "float32"
+    FLOAT16 = "float16"
+    BFLOAT16 = "bfloat16"
+
+
+class LogLevel(StrEnum):
+    """Least severe messages that are shown."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+def serve(
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="A model folder, a GGUF file, or org/name on the Hugging Face hub. "
+            "Left out, a small embedded model is served.",
+            show_default=False,
+        ),
+    ] = None,
+    served_model_name: Annotated[
+        str | None, typer.Option(help="The name clients use; the folder's or repository's by default.")
+    ] = None,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 8000,
+    dtype: Annotated[
+        FloatType | None, typer.Option(help="Type of the weights; by default what suits the device.")
+    ] = None,
+    max_num_seqs: Annotated[int, typer.Option(min=1, help="Requests answered at once.")] = 32,
+    max_num_batched_tokens: Annotated[
+        int, typer.Option(min=1, help="Tokens a step computes at most; long prompts are cut to fit.")
+    ] = 512,
+    max_waiting: Annotated[
+        int, typer.Option(min=0, help="Requests that may wait for a place; further ones get a 429.")
+    ] = 256,
+    max_model_len: Annotated[
+        int | None,
+        typer.Option(min=1, help="Tokens of prompt and answer together, if fewer than the model's."),
+    ] = None,
+    drain_timeout: Annotated[
+        float, typer.Option(min=0.0, help="Seconds that running answers get to finish after SIGTERM.")
+    ] = 30.0,
+    body_limit: Annotated[float, typer.Option(min=0.001, help="Largest request body, in MiB.")] = 32.0,
+    access_log: Annotated[bool, typer.Option("--access-log", help="Log every request.")] = False,
+    log_level: Annotated[LogLevel, typer.Option(help="Least severe messages to log.")] = LogLevel.WARNING,
+) -> int:
+    """Serve a model over HTTP until SIGTERM or Ctrl-C."""
+    from chairlift.server.cli.app import complain
+    from chairlift.engine.config import EngineConfig
+    from chairlift.server.serve import ServeOptions, run_server
+    from chairlift.server.settings import ServerSettings
+
+    set_up_logging(log_level, access_log=access_log)
+    options = ServeOptions(
+        model=model,
+        served_name=served_model_name,
+        dtype=dtype,
+        max_model_len=max_model_len,
+        host=host,
+        port=port,
+        drain_timeout=drain_timeout,
+        access_log=access_log,
+        engine=EngineConfig(
+            max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens, max_waiting=max_waiting
+        ),
+        settings=ServerSettings(max_body_bytes=round(body_limit * MEBIBYTE)),
+    )
+    return run_server(options, announce, complain)
+
+
+def set_up_logging(level: LogLevel, *, access_log: bool = False) -> None:
+    logging.basicConfig(
+        level=level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True
+    )
+    if access_log:
+        logging.getLogger("uvicorn.access").setLevel(logging.INFO)
+
+
+def announce(serving: Serving) -> None:
+    """Tell the operator what is served, where, and how to try it."""
+    info, config = serving.info, serving.config
+    model = f"{info.architecture}, {count(info.parameters)} parameters, {info.dtype}"
+    requests = f"up to {config.max_num_seqs} requests at once ({info.batching}), {config.max_waiting} waiting"
+    cache = "no KV cache"
+    if token := info.kv_bytes_per_token:
+        cache = f"KV {size(token)} a token, at most {size(token * info.context_length)} a request"
+    lines = {
+        "model": f"{model}, context of {info.context_length:,} tokens",
+        "device": info.device,
+        "batch": f"{requests}, {config.max_num_batched_tokens} tokens a step",
+        "memory": f"weights {size(info.weight_bytes)}, {cache}",
+    }
+    console = Console(highlight=False)
+    console.print(
+        f"[bold]Chairlift {version('chairlift')}[/] serves [bold]{info.name}[/] at {serving.url}/v1",
+        soft_wrap=True,
+    )
+    for title, text in lines.items():
+        console.print(f"  {title:8}{text}", soft_wrap=True, markup=False)
+    console.print("Try it:", serving.curl, sep="\n", soft_wrap=True, markup=False)
+    console.file.flush()
+
+
+def size(count: int) -> str:
+    """Bytes as people read them, in powers of 1000."""
+    value, units = float(count), ["B", "kB", "MB", "GB"]
+    while value >= 1000 and len(units) > 1:
+        value /= 1000
+        units.pop(0)
+    return f"{value:.3g} {units[0]}"
+
+
+def count(number: int) -> str:
+    """A number of parameters, short."""
+    for unit, factor in (("B", 10**9), ("M", 10**6), ("k", 10**3)):
+        if number >= factor:
+            return f"{number / factor:.3g}{unit}"
+    return str(number)
