@@ -255,15 +255,6 @@ def tokens_held(caches: Caches) -> int:
     return 0
 
 
-def batchable(template: Caches) -> bool:
-    """Whether every layer's cache is of a kind that can share a batch."""
-    try:
-        RowBatch(template)
-    except UnsupportedCache:
-        return False
-    return True
-
-
 _KINDS: tuple[tuple[type[Any], Callable[[Any], Tree]], ...] = (
     (KVCache, lambda cache: CohortKV()),
     (RotatingKVCache, lambda cache: CohortKV(window=cache.max_size)),

@@ -76,6 +76,10 @@ class AttendView:
         ]
         return self, self
 
+    def keys_and_values(self) -> tuple[AttendView, AttendView]:
+        """For layers that attend to an earlier layer's keys in the same step."""
+        return self, self
+
     def attend(
         self,
         queries: mx.array,
@@ -162,6 +166,10 @@ class DenseView:
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Store `[rows, kv_heads, 1, head_dim]`; returns `[rows, kv_heads, longest, head_dim]`."""
         self._store.append(self._cohort, keys, values)
+        return self.keys_and_values()
+
+    def keys_and_values(self) -> tuple[mx.array, mx.array]:
+        """What the rows hold, this step's tokens included if they are stored."""
         return self._store.visible(self._cohort)
 
 

@@ -53,6 +53,8 @@ class _Row:
     """The row's own caches while it prefills (in solo, always); None once it is in the batch."""
     held: int = 0
     """Tokens that the state holds."""
+    held_back: tuple[int, ...] = ()
+    """Prompt tokens still to come with the last chunk, where a model needs its prompt in one piece."""
     pending: mx.array | None = None
     """int32 scalar, not yet in the batch's `pending`: the last token drawn, or a prompt's last token."""
 
@@ -90,6 +92,7 @@ class MlxRunner:
         batching: how the family shares a step.
         split: (body, head) with `forward == head(body(...))`: lets a flat step compute logits only for the
             tokens that draw. None computes them for all.
+        whole_prompts: hold a prompt's chunks back until the last and prefill them in one piece.
     """
 
     def __init__(
@@ -98,12 +101,14 @@ class MlxRunner:
         make_cache: Callable[[], list[Any]],
         batching: Batching,
         *,
-        split: tuple[Forward, Callable[[mx.array], mx.array]] | None = None,
+        split: tuple[Callable[..., mx.array], Callable[[mx.array], mx.array]] | None = None,
+        whole_prompts: bool = False,
     ) -> None:
         self.batching = batching
         self._forward = forward
         self._make_cache = make_cache
         self._split = split
+        self._whole_prompts = whole_prompts
         self._rows: dict[int, _Row] = {}
         self._batch = self._fresh_batch()
         self._pending: mx.array | None = None
@@ -208,7 +213,7 @@ class MlxRunner:
             logits = self._forward(inputs, caches)[:, -1]
             return logits if everything else logits[mx.array(list(wanted), dtype=mx.int32)]
         body, head = self._split
-        hidden = body(inputs, caches)
+        hidden = body(inputs, cache=caches)
         if not everything:
             hidden = hidden[mx.array(list(wanted), dtype=mx.int32)]
         return head(hidden)[:, -1]
@@ -253,15 +258,18 @@ class MlxRunner:
         no logits are computed here; but a state that holds nothing yet takes it, and its logits `[1, vocab]`
         are returned."""
         row = self._rows[span.row]
-        tokens = span.tokens
-        whole = not span.last or span.start + len(tokens) == 1
+        tokens = row.held_back + span.tokens
+        if self._whole_prompts and not span.last:
+            row.held_back = tokens
+            return None
+        whole = not span.last or span.start + len(span.tokens) == 1
         if not whole:
             row.pending = mx.array(tokens[-1], dtype=mx.int32)
             tokens = tokens[:-1]
         logits = None
         if tokens:
             logits = self._forward(mx.array(tokens, dtype=mx.int32)[None], self._own(span.row))[:, -1]
-            row.held = span.start + len(tokens)
+            row.held += len(tokens)
         return logits if whole and span.last else None
 
     def _decode_alone(self, row_id: int, flight: _Flight) -> mx.array:

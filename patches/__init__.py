@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from chairlift.patches.attention import apply_attention_seam
 from chairlift.patches.gemma2 import patch_gemma2_mask
+from chairlift.patches.plamo3 import patch_plamo3_window
 
 __all__ = ["apply_patches"]
 
@@ -12,3 +13,4 @@ def apply_patches() -> None:
     """Apply every patch that the installed versions need. Idempotent."""
     apply_attention_seam()
     patch_gemma2_mask()
+    patch_plamo3_window()

@@ -16,16 +16,17 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models.cache import ArraysCache, make_prompt_cache
 
-from chairlift.cache.batch import RowBatch, UnsupportedCache, batchable
+from chairlift.cache.batch import RowBatch, UnsupportedCache
 from chairlift.cache.views import SpanStep
 from chairlift.engine.runner import Batching
 
 log = logging.getLogger(__name__)
 
-Body = Callable[[mx.array, list[Any]], mx.array]
+Body = Callable[..., mx.array]
+"""(tokens, cache=caches) -> hidden states, as mlx-lm's models take them."""
 Head = Callable[[mx.array], mx.array]
 
-_LENGTHS = (3, 9, 5)
+_LENGTHS = (1, 40, 5)
 _STEPS = 3
 _TOLERANCE = {mx.float32: 1e-4, mx.float16: 3e-2, mx.bfloat16: 1e-1}
 """Largest difference of logits that rounding explains, as a share of the largest logit."""
@@ -37,6 +38,8 @@ class Finding:
 
     batching: Batching
     reasons: tuple[tuple[Batching, str], ...] = ()
+    whole_prompts: bool = False
+    """The model answers differently when its prompt comes in chunks, so it is given in one."""
 
 
 def find_batching(model: nn.Module, vocab_size: int) -> Finding:
@@ -46,12 +49,15 @@ def find_batching(model: nn.Module, vocab_size: int) -> Finding:
         model: called as mlx-lm's models are: `model(tokens, cache=caches)` -> logits.
         vocab_size: token ids below this are valid.
     """
-    if not batchable(make_prompt_cache(model)):
-        try:
-            RowBatch(make_prompt_cache(model))
-        except UnsupportedCache as error:
-            return Finding(Batching.SOLO, ((Batching.FLAT, str(error)),))
     trial = _Trial(model, vocab_size)
+    whole = not trial.chunks_agree()
+    try:
+        RowBatch(make_prompt_cache(model))
+    except UnsupportedCache as error:
+        return Finding(Batching.SOLO, ((Batching.FLAT, str(error)),), whole)
+    if whole:
+        reason = "Its prompts must be prefilled in one piece."
+        return Finding(Batching.SOLO, ((Batching.FLAT, reason),), whole)
     reasons: list[tuple[Batching, str]] = []
     for batching in (Batching.FLAT, Batching.HYBRID, Batching.DENSE):
         reason = trial.objection(batching)
@@ -74,9 +80,13 @@ def split_head(model: nn.Module, vocab_size: int) -> tuple[Body, Head] | None:
         return None
     tokens = _prompt(0, 7, vocab_size)[None]
     try:
-        whole = model(tokens, cache=make_prompt_cache(model))
-        parts = head(body(tokens, make_prompt_cache(model)))
-        equal = whole.shape == parts.shape and bool(mx.array_equal(whole, parts, equal_nan=True).item())
+        caches, own = make_prompt_cache(model), make_prompt_cache(model)
+        equal = True
+        for part in (tokens, tokens[:, :2]):  # the second call tells whether the first stored its keys
+            whole = model(part, cache=caches)
+            parts = head(body(part, cache=own))
+            equal = equal and whole.shape == parts.shape
+            equal = equal and bool(mx.array_equal(whole, parts, equal_nan=True).item())
     except Exception as error:
         log.debug("the model's head stays with its body: %s", error)
         return None
@@ -92,6 +102,7 @@ class _Trial:
         self._answers = [_prompt(10 + seed, _STEPS, vocab_size) for seed in range(len(_LENGTHS))]
         self._solo = [self._run_solo(*pair) for pair in zip(self._prompts, self._answers, strict=True)]
         mx.eval(self._solo)
+        self._tolerance = _TOLERANCE.get(self._solo[0].dtype, 1e-1)
 
     def objection(self, batching: Batching) -> str | None:
         """Why the model cannot be batched this way, or None."""
@@ -103,12 +114,19 @@ class _Trial:
             mx.eval(logits)
         except Exception as error:
             return f"{type(error).__name__}: {error}"
-        worst = 0.0
-        for rows, solo in zip(logits, self._solo, strict=True):
-            scale = mx.maximum(mx.abs(solo).max(), 1e-6)
-            worst = max(worst, float(cast(float, (mx.abs(rows - solo).max() / scale).item())))
-        tolerance = _TOLERANCE.get(self._solo[0].dtype, 1e-1)
-        return None if worst <= tolerance else f"Logits differ from solo runs by {worst:.1e} of the largest."
+        worst = max(_distance(rows, solo) for rows, solo in zip(logits, self._solo, strict=True))
+        if worst <= self._tolerance:
+            return None
+        return f"Logits differ from solo runs by {worst:.1e} of the largest."
+
+    def chunks_agree(self) -> bool:
+        """Whether a prompt prefilled in two chunks gives the logits of one."""
+        index = max(range(len(self._prompts)), key=lambda row: len(self._prompts[row]))
+        prompt, caches = self._prompts[index], make_prompt_cache(self._model)
+        half = len(prompt) // 2
+        mx.eval(self._model(prompt[None, :half], cache=caches))
+        logits = self._model(prompt[None, half:], cache=caches)[0, -1]
+        return _distance(logits, self._solo[index][0]) <= self._tolerance
 
     def _run_solo(self, prompt: mx.array, answer: mx.array) -> mx.array:
         """Logits `[_STEPS + 1, vocab]`: after the prompt, and after each token of a fixed answer."""
@@ -182,6 +200,13 @@ class _Trial:
             tokens.append(self._answers[row][done[row]])
             done[row] += 1
         return mx.stack(tokens)[:, None]
+
+
+def _distance(logits: mx.array, solo: mx.array) -> float:
+    """Largest difference as a share of the largest logit; NaN is infinitely far."""
+    share = mx.abs(logits - solo).max() / mx.maximum(mx.abs(solo).max(), 1e-6)
+    distance = float(cast(float, share.item()))
+    return distance if distance == distance else float("inf")
 
 
 def _prompt(seed: int, length: int, vocab_size: int) -> mx.array:

@@ -25,4 +25,11 @@ def make_runner(
         logits: mx.array = model(tokens, cache=caches)
         return logits
 
-    return finding, MlxRunner(forward, lambda: make_prompt_cache(model), finding.batching, split=split)
+    runner = MlxRunner(
+        forward,
+        lambda: make_prompt_cache(model),
+        finding.batching,
+        split=split,
+        whole_prompts=finding.whole_prompts,
+    )
+    return finding, runner

@@ -11,13 +11,13 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
-from chairlift.engine.models.tokenizer import load_tokenizer
 from mlx.utils import tree_flatten
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import load_model as load_weights
 
 from chairlift.engine.errors import ModelUnavailable
 from chairlift.engine.models.build import make_runner
+from chairlift.engine.models.tokenizer import load_tokenizer
 from chairlift.engine.plan import LoadedModel, ModelInfo
 from chairlift.patches import apply_patches
 
