@@ -76,10 +76,9 @@ def fill_model_folder(path: Path, folder: Path, dtype: Dtype, *, progress: bool 
     config["torch_dtype"] = floats
     if quantization:
         config["quantization"] = quantization
-    config.update(write_tokenizer(file, folder, context_length=config["max_position_embeddings"]))
-    write_json(folder / "config.json", config)
-    ends = {key: config[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id") if key in config}
-    write_json(folder / "generation_config.json", {"_from_model_config": True, **ends})
+    special = write_tokenizer(file, folder, context_length=config["max_position_embeddings"])
+    write_json(folder / "config.json", config | special)
+    write_json(folder / "generation_config.json", {"_from_model_config": True, **special})
     total = sum(tensor.nbytes for tensor in weights)
     with byte_progress(f"Converting {path.name}", total, shown=progress) as done:
         for written in write_safetensors(folder / "model.safetensors", weights):

@@ -15,6 +15,7 @@ from typer.exceptions import TyperException
 
 from chairlift.engine.errors import EngineError
 from chairlift.server.cli import bench, generate, importing, serve
+from chairlift.server.cli.complaint import complain
 
 INTERRUPTED = 130
 
@@ -75,8 +76,3 @@ def run(arguments: Sequence[str] | None = None) -> int:
         complain(f"Internal error: {type(error).__name__}: {error}")
         return 1
     return result if isinstance(result, int) else 0
-
-
-def complain(message: str) -> None:
-    """One line on stderr."""
-    typer.echo(f"chairlift: {' '.join(message.split())}", err=True)

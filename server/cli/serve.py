@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
+from chairlift.server.cli.complaint import complain
+
 if TYPE_CHECKING:
     from chairlift.server.serve import Serving
 
@@ -69,7 +71,6 @@ def serve(
     log_level: Annotated[LogLevel, typer.Option(help="Least severe messages to log.")] = LogLevel.WARNING,
 ) -> int:
     """Serve a model over HTTP until SIGTERM or Ctrl-C."""
-    from chairlift.server.cli.app import complain
     from chairlift.engine.config import EngineConfig
     from chairlift.server.serve import ServeOptions, run_server
     from chairlift.server.settings import ServerSettings
