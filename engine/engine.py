@@ -113,6 +113,7 @@ class Engine:
         self._counters = _Counters()
         self._runner_stats = RunnerStats()
         self._stats_read = 0.0  # on the MLX thread
+        self._loading: asyncio.Future[LoadedModel] | None = None
         self._loop_task: asyncio.Task[None] | None = None
         self._wake = asyncio.Event()
         self._closing = False
@@ -141,8 +142,13 @@ class Engine:
         self.ready = not self.draining
 
     async def _load(self, thread: MLXThread) -> None:
+        self._loading = thread.run(self._factory)
         try:
-            loaded = await thread.run(self._factory)
+            loaded = await self._loading
+        except asyncio.CancelledError:
+            if self.draining and (task := asyncio.current_task()) and not task.cancelling():
+                raise EngineStopped("The server is shutting down.") from None
+            raise
         except EngineError:
             raise
         except Exception as error:
@@ -184,6 +190,8 @@ class Engine:
         await asyncio.shield(self._stop_task)
 
     async def _shut_down(self) -> None:
+        if self._loading is not None:
+            self._loading.cancel()
         for row in list(self._answers):
             if row.timing.admitted is None:
                 self._fail(row, EngineStopped("The server is shutting down."))
@@ -295,8 +303,11 @@ class Engine:
     def _step_on_thread(self, plan: StepPlan) -> StepResult | None:
         result = self._runner.step(plan)
         if plan.idle or time.monotonic() - self._stats_read > STATS_EVERY:
-            self._runner_stats = self._runner.stats()
             self._stats_read = time.monotonic()
+            try:
+                self._runner_stats = self._runner.stats()
+            except Exception:
+                log.exception("The runner's memory could not be read")
         return result
 
     def _commit(self, result: StepResult | None) -> None:

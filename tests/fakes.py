@@ -128,6 +128,44 @@ def first_row(plan: StepPlan) -> Collection[int]:
     return plan.rows[:1]
 
 
+class Gate:
+    """Where a thread waits while it is closed. For one thread."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._closed = False
+        self._passes = 0
+        self._standing = False
+
+    def close(self) -> None:
+        with self._changed:
+            self._closed, self._passes = True, 0
+
+    def open(self) -> None:
+        with self._changed:
+            self._closed = False
+            self._changed.notify_all()
+
+    def let_one_through(self) -> None:
+        with self._changed:
+            self._passes += 1
+            self._changed.notify_all()
+
+    def go(self) -> None:
+        """Pass, now or when it is allowed."""
+        with self._changed:
+            self._standing = True
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: not self._closed or self._passes)
+            self._passes -= self._closed
+            self._standing = False
+
+    def wait(self) -> bool:
+        """Until the thread stands at the closed gate; False if it does not come."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._standing and not self._passes, PATIENCE)
+
+
 class FakeRunner:
     """Args: draw: the next token of a row. fault: asked before each plan that is not idle; see `Fault`."""
 
@@ -151,9 +189,7 @@ class FakeRunner:
         self.closed = False
         self._faults: list[Fault] = []
         self._in_flight: StepResult | None = None
-        self._gate = threading.Semaphore(0)
-        self._gated = False
-        self._arrived = threading.Semaphore(0)
+        self._gate = Gate()
 
     # -- what tests do
 
@@ -163,29 +199,25 @@ class FakeRunner:
 
     def close_gate(self) -> None:
         """From now on `step` blocks at its start until it is let through."""
-        self._gated = True
+        self._gate.close()
 
     def open_gate(self) -> None:
-        self._gated = False
-        self._gate.release()
+        self._gate.open()
 
     async def at_gate(self) -> None:
         """Wait until the MLX thread stands at the closed gate."""
-        arrived = await asyncio.to_thread(self._arrived.acquire, timeout=PATIENCE)
-        assert arrived, "no step came to the gate"
+        assert await asyncio.to_thread(self._gate.wait), "no step came to the gate"
 
     async def let_through(self, steps: int = 1) -> None:
         """Let so many steps through a closed gate and wait until the next one stands at it."""
         for _ in range(steps):
-            self._gate.release()
+            self._gate.let_one_through()
             await self.at_gate()
 
     # -- Runner
 
     def step(self, plan: StepPlan) -> StepResult | None:
-        if self._gated:
-            self._arrived.release()
-            self._gate.acquire()
+        self._gate.go()
         self.threads.add(threading.current_thread().name)
         self.plans.append(plan)
         for id in plan.release:

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 import hypothesis.strategies as st
 from hypothesis import given, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from tests.fakes import FakeRow, FakeRunner, Fault, letters
 
 from chairlift.engine.errors import QueueFull
 from chairlift.engine.plan import NewRow, StepPlan, StepResult
 from chairlift.engine.request import Request, SamplingParams
 from chairlift.engine.row import Row, RowState
 from chairlift.engine.scheduler import MIN_CHUNK, Committed, Scheduler
+from tests.fakes import FakeRow, FakeRunner, Fault, letters
 
 CONTEXT = 400
 

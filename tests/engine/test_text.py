@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from tests.fakes import BOS, END, EOS, FakeTokenizer
 
 from chairlift.engine.request import SamplingParams
 from chairlift.engine.text import MOST_WINDOW, AnswerText, Detokenizer, StopStrings
+from tests.fakes import BOS, END, EOS, FakeTokenizer
 
 UNFINISHED = "\ufffd"
 
