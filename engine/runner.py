@@ -162,6 +162,8 @@ class MlxRunner:
         flight = _Flight(plan.number, plan.rows)
         decode = [row for row in plan.decode if self._present(row, flight)]
         spans = [span for span in plan.prefill if self._present(span.row, flight)]
+        if not decode and not spans:
+            return flight
         try:
             if self.batching is Batching.FLAT:
                 self._launch_flat(flight, decode, spans)
@@ -288,7 +290,9 @@ class MlxRunner:
         return caches
 
     def _gather(self, decode: Sequence[int]) -> None:
-        """Make the batch hold exactly the rows of `decode`, and `_pending` their tokens in batch order."""
+        """Make the batch hold exactly the rows of `decode`, and `_pending` their tokens in batch order.
+
+        A row of the batch that is not to decode has launched its last draw: its state goes."""
         old = self._batch.order
         joining = [row for row in decode if row not in set(old)]
         staying = set(decode) & self._rows.keys()
@@ -300,6 +304,8 @@ class MlxRunner:
             leave=leaving,
             join={row: (self._own(row), state.held) for row, state in zip(joining, states, strict=True)},
         )
+        for row in leaving:
+            self._rows.pop(row, None)
         place = {row: index for index, row in enumerate([*old, *joining])}
         parts = [self._pending] if self._pending is not None else []
         for state in states:

@@ -56,8 +56,9 @@ def find_batching(model: nn.Module, vocab_size: int) -> Finding:
     except UnsupportedCache as error:
         return Finding(Batching.SOLO, ((Batching.FLAT, str(error)),), whole)
     if whole:
-        reason = "Its prompts must be prefilled in one piece."
-        return Finding(Batching.SOLO, ((Batching.FLAT, reason),), whole)
+        return Finding(
+            Batching.SOLO, ((Batching.FLAT, "Its prompts must be prefilled in one piece."),), whole
+        )
     reasons: list[tuple[Batching, str]] = []
     for batching in (Batching.FLAT, Batching.HYBRID, Batching.DENSE):
         reason = trial.objection(batching)
