@@ -266,13 +266,16 @@ async def _answer_all(
                 raise PromptError(index, error) from error
             advance(len(outputs[index].token_ids))
 
+    failed: list[PromptError] = []
     try:
         async with asyncio.TaskGroup() as group:
             for _ in range(min(at_once, len(requests))):
                 group.create_task(work())
     except* PromptError as errors:
-        failed = [error for error in errors.exceptions if isinstance(error, PromptError)]
-        raise min(failed, key=lambda error: error.index) from None
+        failed += [error for error in errors.exceptions if isinstance(error, PromptError)]
+    if failed:
+        first = min(failed, key=lambda error: error.index)
+        raise first from first.__cause__
     return [outputs[index] for index in range(len(requests))]
 
 
