@@ -82,8 +82,12 @@ async def stream_chat(
     max_tokens: int,
     kind: str = "",
     clock: Clock = perf_counter,
+    on_content: Callable[[], None] | None = None,
 ) -> Measured:
-    """Send one greedy request and read its stream to the end. Never raises for what the server does."""
+    """Send one greedy request and read its stream to the end. Never raises for what the server does.
+
+    `on_content` is called once, when the first content has arrived.
+    """
     body: dict[str, object] = {
         "messages": messages,
         "max_tokens": max_tokens,
@@ -99,7 +103,7 @@ async def stream_chat(
             if response.status_code != 200:
                 raw = await response.aread()
                 raise _StreamError(f"HTTP {response.status_code}", _message_of(raw))
-            await _read(response.aiter_bytes(), measured, clock)
+            await _read(response.aiter_bytes(), measured, clock, on_content)
     except _StreamError as error:
         measured.error, measured.detail = error.kind, str(error)
     except httpx.TimeoutException as error:
@@ -112,13 +116,18 @@ async def stream_chat(
     return measured
 
 
-async def _read(stream: AsyncIterator[bytes], measured: Measured, clock: Clock) -> None:
+async def _read(
+    stream: AsyncIterator[bytes], measured: Measured, clock: Clock, on_content: Callable[[], None] | None
+) -> None:
     done = False
     async for arrived, data in events(stream, clock):
         if data == "[DONE]":
             done = True
             break
         _apply(data, arrived, measured)
+        if on_content is not None and measured.chunk_times:
+            on_content()
+            on_content = None
     if not done and measured.finish_reason is None:
         raise _StreamError("truncated stream", "The stream ended with neither a finish_reason nor [DONE].")
 

@@ -105,17 +105,8 @@ class _Driver:
     ) -> list[Measured]:
         options = self._options
 
-        async def send(planned: workloads.Planned) -> Measured:
-            measured = await self._send(client, model, planned, [_user(planned.prompt)])
-            self._on_done(workload, measured)
-            return measured
-
         async def send_in_turn(queue: list[workloads.Planned]) -> list[Measured]:
-            return [await send(planned) for planned in queue]
-
-        async def send_on_arrival(planned: workloads.Planned) -> Measured:
-            await self._sleep(planned.at)
-            return await send(planned)
+            return [await self._send_one(workload, planned, client, model) for planned in queue]
 
         async def converse(conversation: workloads.Conversation) -> list[Measured]:
             return await self._converse(conversation, client, model)
@@ -127,8 +118,35 @@ class _Driver:
             shares = [planned[client_index :: options.clients] for client_index in range(options.clients)]
             return _flat(await asyncio.gather(*map(send_in_turn, shares)))
         if workload is Workload.MIXED:
-            return list(await asyncio.gather(*map(send_on_arrival, workloads.mixed(options))))
+            return await self._mix(client, model)
         return _flat(await asyncio.gather(*map(converse, workloads.conversations(options))))
+
+    async def _mix(self, client: httpx.AsyncClient, model: str | None) -> list[Measured]:
+        planned = workloads.mixed(self._options)
+        decoding = _Decoding(sum(each.kind == "short" for each in planned))
+
+        async def send(each: workloads.Planned) -> Measured:
+            await self._sleep(each.at)
+            if each.kind == "long":
+                await decoding.seen()
+                return await self._send_one(Workload.MIXED, each, client, model)
+            measured = await self._send_one(Workload.MIXED, each, client, model, decoding.started)
+            decoding.ended(measured)
+            return measured
+
+        return list(await asyncio.gather(*map(send, planned)))
+
+    async def _send_one(
+        self,
+        workload: Workload,
+        planned: workloads.Planned,
+        client: httpx.AsyncClient,
+        model: str | None,
+        on_content: Callable[[], None] | None = None,
+    ) -> Measured:
+        measured = await self._send(client, model, planned, [_user(planned.prompt)], on_content)
+        self._on_done(workload, measured)
+        return measured
 
     async def _converse(
         self, conversation: workloads.Conversation, client: httpx.AsyncClient, model: str | None
@@ -149,6 +167,7 @@ class _Driver:
         model: str | None,
         planned: workloads.Planned,
         messages: list[Message],
+        on_content: Callable[[], None] | None = None,
     ) -> Measured:
         return await stream_chat(
             client,
@@ -157,7 +176,38 @@ class _Driver:
             max_tokens=planned.max_tokens,
             kind=planned.kind,
             clock=self._clock,
+            on_content=on_content,
         )
+
+
+class _Decoding:
+    """Whether a short request's answer is under way, so that a long prompt can arrive in the middle of it,
+    however fast or slow the server is."""
+
+    def __init__(self, shorts: int) -> None:
+        self._left = shorts
+        self._running = 0
+        self._changed = asyncio.Event()
+
+    def started(self) -> None:
+        """A short request's first content has arrived."""
+        self._running += 1
+        self._tell()
+
+    def ended(self, measured: Measured) -> None:
+        self._left -= 1
+        if measured.chunk_times:
+            self._running -= 1
+        self._tell()
+
+    async def seen(self) -> None:
+        """Until a short answer is under way, or none is left to wait for."""
+        while self._left and not self._running:
+            await self._changed.wait()
+
+    def _tell(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
 
 
 async def _model_name(client: httpx.AsyncClient, options: BenchOptions) -> str | None:

@@ -20,7 +20,8 @@ class Workload(StrEnum):
     BATCH = "batch"
     """All clients at once, equal work."""
     MIXED = "mixed"
-    """Requests arrive as a Poisson process: short and long prompts, short and long answers."""
+    """Requests arrive as a Poisson process: short and long prompts, short and long answers. A long prompt
+    waits, if need be, until a short request's answer is under way: it is there to show what it does to it."""
     TURNS = "turns"
     """Conversations, one a client, that share a system prompt and grow turn by turn."""
     ALL = "all"

@@ -15,7 +15,7 @@ SHORT_WORDS = (20, 80)
 LONG_WORDS = (500, 1150)
 """About 600 to 1,500 tokens."""
 LONG_EVERY = 4
-"""In `mixed`, each fourth request has a long prompt, so that it arrives while others decode."""
+"""In `mixed`, each fourth request has a long prompt."""
 SYSTEM_WORDS = 150
 """Of the system prompt that all conversations of `turns` share."""
 
@@ -51,7 +51,7 @@ class Planned:
     prompt: str
     max_tokens: int
     at: float = 0.0
-    """Seconds after the workload's start; only `mixed` waits for it."""
+    """Seconds after the workload's start, at the earliest; only `mixed` waits for it."""
 
 
 def _text(rng: Random, words: int) -> str:

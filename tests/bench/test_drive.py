@@ -190,6 +190,54 @@ async def test_batch_has_all_clients_in_flight() -> None:
     assert report.workloads["batch"].succeeded == 3
 
 
+async def test_long_prompts_arrive_while_an_answer_is_under_way() -> None:
+    long_arrived = asyncio.Event()
+    under_way: list[int] = []
+
+    def answer(server: FakeServer, body: dict[str, object]) -> Response:
+        if len(server.bodies) == 1:
+            return stream_tokens(server, body)
+        if len(str(body["messages"])) > 2000:
+            under_way.append(server.running)
+            long_arrived.set()
+            return stream_tokens(server, body)
+
+        async def short() -> AsyncIterator[str]:
+            server.running += 1
+            yield content("a")
+            await long_arrived.wait()  # for ever, were the long prompt held back until all others end
+            server.running -= 1
+            yield content("b", "length") + DONE
+
+        return StreamingResponse(short(), media_type="text/event-stream")
+
+    async def sleep(seconds: float) -> None:
+        """Everything arrives at once."""
+
+    async with serving(FakeServer(answer)) as url:
+        options = BenchOptions(url, workload=Workload.MIXED, requests=4, max_tokens=2)
+        report = await bench(options, sleep=sleep)
+    mixed = report.workloads["mixed"]
+    assert mixed.succeeded == 4
+    assert [detail.kind for detail in mixed.details] == ["short", "short", "short", "long"]
+    assert len(under_way) == 1 and under_way[0] >= 1
+
+
+async def test_long_prompts_do_not_wait_for_answers_that_never_come() -> None:
+    def answer(server: FakeServer, body: dict[str, object]) -> Response:
+        if len(server.bodies) == 1 or len(str(body["messages"])) > 2000:
+            return stream_tokens(server, body)
+        return JSONResponse({"error": {"message": "No."}}, 500)
+
+    async def sleep(seconds: float) -> None:
+        """Everything arrives at once."""
+
+    async with serving(FakeServer(answer)) as url:
+        options = BenchOptions(url, workload=Workload.MIXED, requests=4, max_tokens=2)
+        report = await bench(options, sleep=sleep)
+    assert (report.workloads["mixed"].succeeded, report.workloads["mixed"].errors) == (1, {"HTTP 500": 3})
+
+
 async def test_turns_carry_what_was_said() -> None:
     server = FakeServer(stream_tokens)
     async with serving(server) as url:
