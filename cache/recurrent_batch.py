@@ -185,6 +185,31 @@ class BatchMambaCache(ArraysCache):  # type: ignore[misc]
             mask = real if mask is None else mask & real
         return mask
 
+    # What mlx-vlm's models call
+
+    def update_window(
+        self, index: int, source: mx.array, width: int, *, lengths: mx.array | None = None
+    ) -> mx.array:
+        """Keep the last `width` positions of `source` `[rows, width + tokens, ...]` as state `index`; with
+        lengths `[rows]`, those that end with each row's last real token."""
+        tokens = source.shape[1] - width
+        if lengths is None:
+            state = mx.contiguous(source[:, tokens:])
+        else:
+            positions = mx.clip(lengths, 0, tokens)[:, None] + mx.arange(width)
+            state = mx.take_along_axis(
+                source, positions.reshape(*positions.shape, *[1] * (source.ndim - 2)), axis=1
+            )
+        self.cache[index] = state
+        return state
+
+    def update_recurrent(self, index: int, length: int, update: Any) -> tuple[mx.array, mx.array]:
+        """State `index` after `length` tokens: `update(state, None)` gives the output and the new state
+        (its second argument asks for states in between, which nothing here keeps)."""
+        output, state = update(self.cache[index], None)[:2]
+        self.cache[index] = state
+        return output, state
+
     # Joins and leaves
 
     def filter(self, rows: mx.array | Sequence[int]) -> None:

@@ -9,11 +9,11 @@ import mlx.core as mx
 import mlx.nn as nn
 import pytest
 from mlx_lm.models.cache import BatchRotatingKVCache, make_prompt_cache
-from tests.mlx.families import FAMILIES as SMALL
-from tests.mlx.families import build
 
 from chairlift.cache.mamba import BatchMambaCache, patch_mlx_lm_for_mamba, undo_mlx_lm_for_mamba
 from chairlift.cache.mlx_lm_batching import bounded_prompt_cache, is_recurrent
+from tests.mlx.families import FAMILIES as SMALL
+from tests.mlx.families import build
 
 generate = importlib.import_module("mlx_lm.generate")
 

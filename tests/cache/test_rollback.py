@@ -6,11 +6,11 @@ import dataclasses
 
 import mlx.core as mx
 import pytest
-from tests.mlx.families import FAMILIES, build
 
 from chairlift.cache.mamba import BatchMambaCache
 from chairlift.cache.rollback import RowRollback
 from chairlift.cache.state_spec import MambaStateSpec, specs_for
+from tests.mlx.families import FAMILIES, build
 
 SPEC = MambaStateSpec(((2,), (1,)), (mx.float32, mx.int32), "mamba1", 4, num_speculative_blocks=2)
 

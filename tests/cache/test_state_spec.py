@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, make_prompt_cache
-from tests.mlx.families import FAMILIES, build
 
 from chairlift.cache.mamba import BatchMambaCache
 from chairlift.cache.state_spec import MambaStateSpec, specs_for, state_spec_for
+from tests.mlx.families import FAMILIES, build
 
 DTYPES = (
     mx.bool_,
