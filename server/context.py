@@ -18,7 +18,7 @@ from chairlift.server.settings import ServerSettings
 
 @dataclass(slots=True)
 class Context:
-    """Lives in `app.state`; used on the event loop only."""
+    """Lives in `app.state`."""
 
     engine: Engine
     settings: ServerSettings
@@ -35,6 +35,7 @@ class Context:
 
     @property
     def token_texts(self) -> TokenTexts:
+        """Made at the first call, off the event loop: it tokenizes. Made twice in a race, one is dropped."""
         if self._token_texts is None:
             self._token_texts = TokenTexts(self.engine.tokenizer)
         return self._token_texts

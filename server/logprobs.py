@@ -12,7 +12,7 @@ LEAST = -9999.0
 
 
 class TokenTexts:
-    """The text of single tokens, each decoded once. On the event loop only.
+    """The text of single tokens, each decoded once. Read on the event loop only.
 
     Decoding one token alone loses the space that many tokenizers keep at a word's front, so each is decoded
     behind an anchor and the anchor's own text is cut off.

@@ -24,6 +24,8 @@ from chairlift.server.app import create_app
 from chairlift.server.metrics import ServerMetrics
 from chairlift.server.settings import ServerSettings
 
+__all__ = ["EngineConfig", "ServeOptions", "ServerSettings", "Serving", "run_server", "serve_engine"]
+
 logger = logging.getLogger("chairlift.server")
 
 FLUSH_S = 5
@@ -85,15 +87,15 @@ def run_server(options: ServeOptions, announce: Announce, complain: Complain) ->
         announce: called once the model answers.
         complain: called with one line, before an exit code other than 0.
     """
-    from chairlift.engine.models.loader import load_model  # imports mlx, which takes seconds
-    from chairlift.engine.models.resolve import resolve_model
-
     try:
         listener = listen(options.host, options.port)
     except OSError as error:
         complain(f"Cannot listen on {options.host}:{options.port}: {error.strerror or error}.")
         return 1
     with listener:
+        from chairlift.engine.models.loader import load_model  # imports mlx, which takes seconds
+        from chairlift.engine.models.resolve import resolve_model
+
         try:
             with _stop_signals_interrupt():
                 source = resolve_model(options.model, served_name=options.served_name, dtype=options.dtype)

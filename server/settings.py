@@ -15,9 +15,6 @@ class ServerSettings:
     """Most prompts in one completion request; each is a request of its own to the engine."""
     max_json_depth: int = 64
     """Deepest nesting of arrays and objects in a body."""
-    inline_bytes: int = 16 * 2**10
-    """A body up to this size is parsed and tokenized on the event loop, which takes well under a step; a
-    longer one goes to a thread, so that running streams go on."""
     wedge_after_s: float = 120.0
     """`/health` is 503 when a step has not come back for this long, in seconds."""
     ping_s: float = 15.0

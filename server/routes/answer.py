@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import time
 import uuid
 from collections.abc import Callable, Sequence
@@ -37,10 +36,16 @@ async def answer(
     settings, engine = context.settings, context.engine
     raw = await read_body(http, settings.max_body_bytes)
     request_id = prefix + uuid.uuid4().hex
-    work = functools.partial(prepare, raw, request_id, engine.tokenizer, engine.info, settings)
-    prepared = work() if len(raw) <= settings.inline_bytes else await asyncio.to_thread(work)
+    # In a thread, however short the body: tokenizing takes turns, and the event loop must not wait for its
+    # turn behind somebody's long prompt.
+    prepared, texts = await asyncio.to_thread(
+        lambda: (
+            prepare(raw, request_id, engine.tokenizer, engine.info, settings),
+            context.token_texts,
+        )
+    )
     envelope = Envelope(request_id, engine.info.name, int(time.time()), context.fingerprint)
-    encoder = make_encoder(envelope, context.token_texts, prepared)
+    encoder = make_encoder(envelope, texts, prepared)
     headers = {"X-Request-Id": request_id}
     handles = submit(engine, prepared.requests, prompt_param)
     if prepared.stream:

@@ -1,9 +1,13 @@
-"""`GET /metrics`, in Prometheus' text format or OpenMetrics, as asked for."""
+"""`GET /metrics`, in Prometheus' text format.
+
+Whatever the client accepts: where OpenMetrics is asked for, as Prometheus does, prometheus-client 0.26 writes
+the colon of our names as an underscore, and dashboards would find nothing.
+"""
 
 from __future__ import annotations
 
 from fastapi import APIRouter, Request
-from prometheus_client.exposition import choose_encoder
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from starlette.responses import Response
 
 from chairlift.server.context import context_of
@@ -14,5 +18,5 @@ router = APIRouter()
 @router.head("/metrics", include_in_schema=False)
 @router.get("/metrics")
 async def metrics(request: Request) -> Response:
-    encode, content_type = choose_encoder(request.headers.get("accept", ""))
-    return Response(encode(context_of(request).metrics.registry), headers={"Content-Type": content_type})
+    text = generate_latest(context_of(request).metrics.registry)
+    return Response(text, headers={"Content-Type": CONTENT_TYPE_PLAIN_0_0_4})

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 import httpx
 import uvicorn
 from fastapi import FastAPI
-from tests.fakes import FakeRunner, FakeTokenizer, fake_model
 
 from chairlift.engine.engine import Engine, EngineConfig
 from chairlift.server.app import create_app
 from chairlift.server.metrics import ServerMetrics
 from chairlift.server.settings import ServerSettings
+from tests.fakes import FakeRunner, FakeTokenizer, fake_model
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
+
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
+
 from tests.fakes import EOS, FakeRunner, FakeTokenizer, answering
 from tests.server.harness import MODEL, error_of, lift, stream_of
 
@@ -192,7 +196,7 @@ async def test_without_a_template_chat_is_refused() -> None:
         assert (await server.complete(max_tokens=1)).status_code == 200
 
 
-async def test_a_long_body_takes_the_thread_and_says_the_same() -> None:
+async def test_a_long_prompt_and_one_too_long() -> None:
     text = "x" * 100_000
     async with lift(FakeRunner(answering("ok")), context_length=200_000) as server:
         response = await server.chat(messages=[{"role": "user", "content": text}])
@@ -201,6 +205,31 @@ async def test_a_long_body_takes_the_thread_and_says_the_same() -> None:
         long = [{"role": "user", "content": text}] * 3
         error = error_of(await server.chat(messages=long), 400)
     assert (error["code"], error["param"]) == ("context_length_exceeded", "messages")
+
+
+class Slow(FakeTokenizer):
+    """Tokenizes "long" only once it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun, self.go_on = threading.Event(), threading.Event()
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        if text == "long":
+            self.begun.set()
+            assert self.go_on.wait(10)
+        return super().encode(text, add_special_tokens=add_special_tokens)
+
+
+async def test_a_prompt_being_tokenized_holds_nobody_up() -> None:
+    tokenizer = Slow()
+    async with lift(FakeRunner(answering("ok")), tokenizer=tokenizer) as server:
+        long = asyncio.create_task(server.complete(prompt="long"))
+        assert await asyncio.to_thread(tokenizer.begun.wait, 10)
+        assert (await server.complete()).json()["choices"][0]["text"] == "ok"
+        assert not long.done()
+        tokenizer.go_on.set()
+        assert (await long).json()["choices"][0]["text"] == "ok"
 
 
 async def test_an_answer_of_nothing_but_the_end() -> None:

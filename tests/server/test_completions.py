@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 from openai.types import Completion
-from tests.fakes import FakeRow, FakeRunner, answering
-from tests.server.harness import JSON, error_of, lift, stream_of
 
 from chairlift.engine.engine import EngineConfig
 from chairlift.server.settings import ServerSettings
+from tests.fakes import FakeRow, FakeRunner, answering
+from tests.server.harness import JSON, error_of, lift, stream_of
 
 
 def shouting(row: FakeRow) -> int:

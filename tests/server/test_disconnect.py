@@ -9,12 +9,12 @@ from contextlib import asynccontextmanager
 
 import httpx
 import pytest
-from tests.fakes import FakeRunner
-from tests.server.harness import CHAT, COMPLETIONS, JSON, Lift, chat_body, completion_body, lift, on_socket
 
 from chairlift.engine.engine import EngineConfig
 from chairlift.engine.request import Request, SamplingParams
 from chairlift.server.streaming import EventStream, merge
+from tests.fakes import FakeRunner
+from tests.server.harness import CHAT, COMPLETIONS, JSON, Lift, chat_body, completion_body, lift, on_socket
 
 
 class Client:
@@ -203,5 +203,5 @@ async def test_merge_takes_no_event_ahead_of_its_reader() -> None:
         await anext(events)
         await server.until_idle()
         rest = [event async for event in events]
-        # Whatever was drawn meanwhile came joined: at most what each handle had handed out, the rest, the end.
+        # Whatever was drawn meanwhile came joined: what each handle had handed out, the rest, the end.
         assert len(rest) <= 6

@@ -6,12 +6,12 @@ import json
 from collections.abc import AsyncIterator
 
 import pytest
-from tests.fakes import FakeRunner, FakeTokenizer, Fault, all_rows, answering
-from tests.server.harness import CHAT, COMPLETIONS, MODEL, chat_body, error_of, lift, sse
 
 from chairlift.engine.engine import EngineConfig
 from chairlift.engine.request import Request
 from chairlift.server.settings import ServerSettings
+from tests.fakes import FakeRunner, FakeTokenizer, Fault, all_rows, answering
+from tests.server.harness import CHAT, COMPLETIONS, MODEL, chat_body, error_of, lift, sse
 
 GOOD = json.dumps(chat_body()).encode()
 MESSAGE = b'{"model": "org/fake", "messages": [{"role": "user", "content": %s}]}'

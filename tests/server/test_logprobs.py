@@ -1,4 +1,4 @@
-"""Log probabilities in both of OpenAI's forms. The fake draws each token at -0.5, the next ones 1 lower each."""
+"""Log probabilities in both of OpenAI's forms. The fake draws each token at -0.5, others at 1 lower each."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import math
 import pytest
 from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
-from tests.fakes import EOS, FakeRunner, FakeTokenizer, answering
-from tests.server.harness import error_of, lift, stream_of
 
 from chairlift.engine.events import TokenLogprob
 from chairlift.server.logprobs import TokenTexts, chat_logprobs, completion_logprobs
+from tests.fakes import EOS, FakeRunner, FakeTokenizer, answering
+from tests.server.harness import error_of, lift, stream_of
 
 
 async def test_chat() -> None:

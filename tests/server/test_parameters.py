@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from openai.types import completion_create_params as completion_types
 from openai.types.chat import completion_create_params as chat_types
-from tests.fakes import FakeRunner, answering
-from tests.server.harness import error_of, lift
 
 from chairlift.server.wire.chat import ChatRequest
 from chairlift.server.wire.completions import CompletionRequest
 from chairlift.server.wire.parameters import CHAT, COMPLETIONS, Surface
+from tests.fakes import FakeRunner, answering
+from tests.server.harness import error_of, lift
 
 DOCS = Path(__file__).parents[2] / "docs" / "api.md"
 FIELDS = {"chat": set(ChatRequest.model_fields), "completions": set(CompletionRequest.model_fields)}

@@ -1,0 +1,182 @@
+"""A server as a process: start, signals, exit codes."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from chairlift.engine.engine import EngineConfig
+from chairlift.engine.plan import ModelInfo, RunnerStats
+from chairlift.server.serve import ServeOptions, Serving, listen, run_server
+from tests.server.harness import error_of, sse
+
+ROOT = Path(__file__).parents[2]
+BODY = {"model": "fake", "messages": [{"role": "user", "content": "Hi"}], "temperature": 0}
+PATIENCE = 20
+"""Seconds after which a process that hangs fails the test."""
+
+
+class Process:
+    def __init__(self, drain: float, answer: str) -> None:
+        command = [sys.executable, "-m", "tests.server.fake_serve", "0", str(drain), answer]
+        self.process = subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self.url = self.line()
+        self.line()  # the curl line, or that it loads
+
+    def line(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+    def signal(self, number: signal.Signals = signal.SIGTERM) -> None:
+        self.process.send_signal(number)
+
+    def end(self) -> tuple[int, str]:
+        """Exit code and stderr."""
+        _, err = self.process.communicate(timeout=PATIENCE)
+        return self.process.returncode, err
+
+
+@contextmanager
+def serving(drain: float, answer: str) -> Iterator[Process]:
+    process = Process(drain, answer)
+    try:
+        yield process
+    finally:
+        process.process.kill()
+        process.process.communicate()
+
+
+@contextmanager
+def stream(url: str) -> Iterator[Iterator[str]]:
+    """The lines of a stream that has begun to answer."""
+    with httpx.stream(
+        "POST", f"{url}/v1/chat/completions", json={**BODY, "stream": True}, timeout=PATIENCE
+    ) as r:
+        assert r.status_code == 200
+        lines = r.iter_lines()
+        for line in lines:
+            if '"content":' in line and '"role"' not in line:
+                break
+        yield lines
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_idle_it_leaves_with_0(number: signal.Signals) -> None:
+    with serving(10, "short") as process:
+        assert httpx.get(f"{process.url}/health/ready").status_code == 200
+        answer = httpx.post(f"{process.url}/v1/chat/completions", json=BODY).json()
+        assert answer["choices"][0]["message"]["content"] == "short"
+        process.signal(number)
+        assert process.end() == (0, "")
+
+
+def test_a_running_answer_ends_with_an_error_event_after_the_drain() -> None:
+    with serving(0.2, "endless") as process, stream(process.url) as lines:
+        process.signal()
+        text = "\n".join(lines)
+        assert process.end() == (0, "")
+    name, data = sse(text[text.index("event: error") :].rstrip("\n") + "\n\n")[-1]
+    assert name == "error"
+    error = json.loads(data)["error"]
+    assert (error["type"], error["code"]) == ("server_error", "unavailable")
+    assert "[DONE]" not in text
+
+
+def test_while_it_drains_it_admits_nothing_and_a_second_signal_ends_it_at_once() -> None:
+    with serving(3600, "endless") as process, stream(process.url) as lines:
+        process.signal()
+        for _ in lines:  # goes on
+            ready = httpx.get(f"{process.url}/health/ready")
+            if ready.status_code == 503:
+                break
+        assert ready.json()["status"] == "draining"
+        assert "error" in ready.json()
+        assert httpx.get(f"{process.url}/health").status_code == 200
+        refused = httpx.post(f"{process.url}/v1/chat/completions", json=BODY)
+        assert error_of(refused, 503)["code"] == "unavailable"
+        assert next(lines) is not None
+        process.signal()
+        assert process.end()[0] == 0
+        with pytest.raises(httpx.TransportError):
+            list(lines)
+
+
+def test_a_wedged_model_is_left_behind_with_an_exit_code() -> None:
+    with serving(0.1, "wedge") as process:
+        with httpx.stream("POST", f"{process.url}/v1/chat/completions", json={**BODY, "stream": True}) as r:
+            process.signal()
+            assert "event: error" in r.read().decode()
+        code, err = process.end()
+    assert code == 1
+    assert "does not come back" in err
+
+
+def test_while_the_model_loads_it_is_live_and_not_ready_and_can_be_stopped() -> None:
+    with serving(10, "slow") as process:
+        assert httpx.get(f"{process.url}/health").status_code == 200
+        ready = httpx.get(f"{process.url}/health/ready")
+        assert (ready.status_code, ready.json()["status"]) == (503, "loading")
+        refused = httpx.post(f"{process.url}/v1/chat/completions", json=BODY)
+        assert error_of(refused, 503)["code"] == "unavailable"
+        process.signal()
+        assert process.end() == (0, "")
+
+
+def test_a_model_that_cannot_be_loaded_is_one_line_and_1() -> None:
+    with serving(10, "unloadable") as process:
+        assert process.end() == (1, "These weights are no weights.\n")
+
+
+def test_a_port_in_use_is_one_line_and_1() -> None:
+    lines: list[str] = []
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        code = run_server(ServeOptions(port=port), lambda serving: None, lines.append)
+    assert code == 1
+    (line,) = lines
+    assert f"127.0.0.1:{port}" in line and "in use" in line
+
+
+def test_a_host_that_is_not_ours_is_one_line_and_1() -> None:
+    lines: list[str] = []
+    assert run_server(ServeOptions(host="192.0.2.1", port=0), lambda serving: None, lines.append) == 1
+    assert len(lines) == 1 and "\n" not in lines[0]
+
+
+def test_a_model_that_does_not_exist_is_one_line_and_1(tmp_path: Path) -> None:
+    lines: list[str] = []
+    options = ServeOptions(model=str(tmp_path / "nowhere"), port=0)
+    assert run_server(options, lambda serving: None, lines.append) == 1
+    assert len(lines) == 1 and "\n" not in lines[0]
+
+
+def test_listen_takes_a_free_port() -> None:
+    with listen("127.0.0.1", 0) as listener:
+        assert listener.getsockname()[1] > 0
+
+
+@pytest.mark.parametrize(("template", "path"), [(True, "/v1/chat/completions"), (False, "/v1/completions")])
+def test_the_curl_line_is_a_shell_command(template: bool, path: str) -> None:
+    info = ModelInfo("it's/a model", 4096, 0)
+    line = Serving("http://127.0.0.1:1", info, RunnerStats(), EngineConfig(), template).curl
+    curl, url, _, header, _, body = shlex.split(line)
+    assert (curl, url, header) == ("curl", f"http://127.0.0.1:1{path}", "Content-Type: application/json")
+    assert json.loads(body)["model"] == "it's/a model"
