@@ -27,6 +27,16 @@ class Pieces(FakeTokenizer):
         return b"".join(known).decode(errors="replace")
 
 
+class ByteFallback(FakeTokenizer):
+    """As SentencePiece's byte tokens: in a run that is not valid as a whole each byte gives one U+FFFD."""
+
+    def decode(self, token_ids: list[int], *, skip_special_tokens: bool = False) -> str:
+        try:
+            return bytes(token_ids).decode()
+        except UnicodeDecodeError:
+            return UNFINISHED * len(token_ids)
+
+
 class LeadingSpace(FakeTokenizer):
     """As SentencePiece: each token is a word with its space, and the text of a list drops the first space."""
 
@@ -95,7 +105,16 @@ class TestDetokenizer:
         expected = FakeTokenizer().decode(tokens, skip_special_tokens=True)
         assert "".join(feed(Detokenizer(FakeTokenizer()), tokens)) == expected
 
+    @given(texts)
+    def test_a_decoder_that_condemns_a_whole_run_of_bytes(self, text: str) -> None:
+        text = text.replace(UNFINISHED, "")
+        assert "".join(feed(Detokenizer(ByteFallback()), list(text.encode()))) == text
+
+    def test_such_a_decoder_and_bytes_that_become_nothing(self) -> None:
+        assert "".join(feed(Detokenizer(ByteFallback()), [0xFF] * 100)) == UNFINISHED * 100
+
     @given(st.lists(st.integers(0, 999), max_size=60))
+    @example(list(range(200)))
     def test_text_that_depends_on_what_precedes(self, tokens: list[int]) -> None:
         assert "".join(feed(Detokenizer(LeadingSpace()), tokens)) == LeadingSpace().decode(tokens)
 
