@@ -183,4 +183,4 @@ def explain(error: ValidationError) -> APIError:
 
 
 def _tag(error: ErrorDetails) -> str:
-    return shorten(str(error.get("ctx", {}).get("tag", "")))
+    return shorten(str(error.get("ctx", {}).get("tag", "")).strip("<>"))

@@ -65,13 +65,15 @@ class Serving:
 
     @property
     def curl(self) -> str:
-        """A shell command that works as it stands."""
+        """A shell command that works as it stands, and gets a short answer of the most probable tokens: small
+        models ramble at the default temperature."""
         question = "What is the capital of France?"
-        body: dict[str, object] = {"model": self.info.name}
+        body: dict[str, object] = {"model": self.info.name, "temperature": 0}
         if self.has_chat_template:
             path, body["messages"] = "/v1/chat/completions", [{"role": "user", "content": question}]
         else:
             path, body["prompt"] = "/v1/completions", question
+        body |= {"temperature": 0, "max_tokens": 100}
         data = shlex.quote(json.dumps(body, ensure_ascii=False))
         return f"curl {self.url}{path} -H 'Content-Type: application/json' -d {data}"
 
@@ -156,7 +158,8 @@ async def serve_engine(
     loading = asyncio.create_task(engine.start())
     await asyncio.wait((loading, stopping, serving), return_when=asyncio.FIRST_COMPLETED)
     if not loading.done():
-        _end_process(0)  # a load cannot be interrupted, and nobody waits for an answer yet
+        # A load cannot be interrupted, and nobody waits for an answer yet.
+        _end_process(0 if stopping.done() else 1)
     code = 0
     if (error := loading.exception()) is not None:
         code = 1

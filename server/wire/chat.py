@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import Discriminator, Tag
 
 from chairlift.server.wire.base import TEXT, Count, Sampled, Wire
 
@@ -19,7 +19,14 @@ class RefusalPart(Wire):
     refusal: str
 
 
-Part = Annotated[TextPart | RefusalPart, Field(discriminator="type")]
+def _kind(part: object) -> str | None:
+    kind = part.get("type") if isinstance(part, dict) else None
+    return f"<{kind}>" if isinstance(kind, str) else None
+
+
+Part = Annotated[
+    Annotated[TextPart, Tag("<text>")] | Annotated[RefusalPart, Tag("<refusal>")], Discriminator(_kind)
+]
 
 
 def _text_or_parts(value: object) -> str:

@@ -181,7 +181,7 @@ CHAT_REFUSED: list[tuple[dict[str, object], str]] = [
     ({"messages": [{"role": "user", "content": "a", "mood": 1}]}, "messages[0].mood"),
     ({"messages": [{"role": "user", "content": ["a"]}]}, "messages[0].content[0]"),
     ({"messages": [{"role": "user", "content": [{"text": "a"}]}]}, "messages[0].content[0]"),
-    ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text.text"),
+    ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text"),
     ({"messages": [{"role": "assistant", "content": "a", "audio": {"id": "x"}}]}, "messages[0].audio"),
     (
         {"messages": [{"role": "assistant", "tool_calls": [{"type": "custom"}]}]},
@@ -209,4 +209,4 @@ async def test_parts_that_are_no_text_are_refused_by_name(kind: str) -> None:
         messages = [{"role": "user", "content": "a"}, {"role": "user", "content": [text, part]}]
         error = error_of(await server.chat(messages=messages), 400)
     assert (error["param"], error["code"]) == ("messages[1].content[1]", "unsupported_parameter")
-    assert kind in str(error["message"])
+    assert str(error["message"]).startswith(f"{kind} parts")

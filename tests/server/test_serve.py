@@ -168,6 +168,25 @@ def test_a_model_that_does_not_exist_is_one_line_and_1(tmp_path: Path) -> None:
     assert len(lines) == 1 and "\n" not in lines[0]
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_while_the_model_is_fetched_is_0(
+    number: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    cleaned: list[bool] = []
+
+    def fetch(*args: object, **kwargs: object) -> None:
+        try:
+            signal.raise_signal(number)
+        finally:
+            cleaned.append(True)
+
+    monkeypatch.setattr("chairlift.engine.models.resolve.resolve_model", fetch)
+    assert run_server(ServeOptions(port=0), lambda serving: None, lambda line: None) == 0
+    assert cleaned == [True]
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
 def test_listen_takes_a_free_port() -> None:
     with listen("127.0.0.1", 0) as listener:
         assert listener.getsockname()[1] > 0
