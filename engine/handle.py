@@ -40,6 +40,10 @@ class Mailbox:
             self._end = event
             self._news.set()
 
+    @property
+    def ended(self) -> bool:
+        return self._end is not None
+
     async def get(self) -> Event | None:
         """The next event; None after the terminal one."""
         while True:
@@ -103,6 +107,8 @@ class RequestHandle:
         return event
 
     def __del__(self) -> None:
+        if self._mailbox.ended:
+            return
         # The collector may run on any thread, and after the loop is closed.
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._cancel)
