@@ -17,6 +17,7 @@ import mlx.core as mx
 from mlx_lm.models.cache import KVCache, RotatingKVCache
 
 from chairlift.cache.layout import Action, Drop, Move, Place, Rebuild
+from chairlift.cache.ragged import ragged_attention, ragged_available
 from chairlift.cache.step import CohortStep
 
 
@@ -50,6 +51,7 @@ class CohortKV:
     def __init__(self, window: int | None = None) -> None:
         self.window = window
         self.blocks: dict[int, Block] = {}
+        self._constants: dict[float, mx.array] = {}
 
     def apply(self, actions: Sequence[Action]) -> None:
         """Carry out what the layout decided."""
@@ -110,9 +112,8 @@ class CohortKV:
             block.keys[: step.used, :, at : at + 1] = keys
             block.values[: step.used, :, at : at + 1] = values
         else:
-            positions = step.positions(self.window)
-            block.keys[step.slots, :, positions] = keys[:, :, 0]
-            block.values[step.slots, :, positions] = values[:, :, 0]
+            block.keys = self._put(step, block.keys, keys)
+            block.values = self._put(step, block.values, values)
 
     def visible(self, step: CohortStep) -> tuple[mx.array, mx.array]:
         """Views of the used part of a block: `[used slots, kv_heads, longest, head_dim]`."""
@@ -120,6 +121,36 @@ class CohortKV:
         assert block.keys is not None and block.values is not None
         longest = step.longest if self.window is None else min(step.longest, self.window)
         return block.keys[: step.used, :, :longest], block.values[: step.used, :, :longest]
+
+    def _put(self, step: CohortStep, block: mx.array, new: mx.array) -> mx.array:
+        positions = step.positions(self.window, new.shape[1], new.shape[3])
+        return mx.put_along_axis(block, positions, step.by_slot(new), axis=2)
+
+    def ragged(
+        self, step: CohortStep, queries: mx.array, scale: float, window: int | None, sinks: mx.array | None
+    ) -> mx.array | None:
+        """Attention of the cohort's rows by the ragged kernel, or None where it does not apply."""
+        block = self.blocks[step.key]
+        assert block.keys is not None and block.values is not None
+        dim, kinds = queries.shape[-1], {queries.dtype, block.keys.dtype, block.values.dtype}
+        if len(kinds) > 1 or block.keys.shape != block.values.shape:
+            return None
+        if not ragged_available(dim, queries.shape[1] // block.keys.shape[1], queries.dtype):
+            return None
+        if self.window is not None and window is not None and window < min(self.window, step.longest):
+            return None  # a ring does not hold its tokens in order
+        return ragged_attention(
+            queries,
+            block.keys,
+            block.values,
+            step.slots,
+            step.held,
+            step.longest,
+            scale=scale,
+            window=None if self.window is not None else window,
+            sinks=sinks,
+            constants=self._constants,
+        )
 
     @property
     def nbytes(self) -> int:

@@ -38,8 +38,9 @@ class CohortStep:
         self.equal = len(set(self.lengths)) == 1
         self.uniform = self.lengths[0] if self.equal and not self.holes else None
         self._seats = [slot for slot, _ in seats]
+        self._all = len(cohort.slots)
         self._masks: dict[tuple[int | None, int | None], mx.array | None] = {}
-        self._positions: dict[int | None, mx.array] = {}
+        self._positions: dict[tuple[int | None, int, int], mx.array] = {}
 
     @cached_property
     def slots(self) -> mx.array:
@@ -47,19 +48,42 @@ class CohortStep:
         return mx.array(self._seats, dtype=mx.int32)
 
     @cached_property
+    def held(self) -> mx.array:
+        """int32 `[rows]`: tokens that each row holds after this step."""
+        return mx.array([length + 1 for length in self.lengths], dtype=mx.int32)
+
+    @cached_property
     def fill(self) -> mx.array:
         """int32 `[used]`: for each slot the row of the cohort to query for; a hole repeats some row."""
-        rows = [0] * self.used
+        return mx.array(self._filled(self.used), dtype=mx.int32)
+
+    def by_slot(self, rows: mx.array) -> mx.array:
+        """`[rows, ...]` spread over all slots `[slots, ...]`; free slots repeat some row."""
+        if self._seats == list(range(self._all)):
+            return rows
+        return rows[self._fill_all]
+
+    @cached_property
+    def _fill_all(self) -> mx.array:
+        return mx.array(self._filled(self._all), dtype=mx.int32)
+
+    def _filled(self, slots: int) -> list[int]:
+        rows = [0] * slots
         for row, slot in enumerate(self._seats):
             rows[slot] = row
-        return mx.array(rows, dtype=mx.int32)
+        return rows
 
-    def positions(self, ring: int | None) -> mx.array:
-        """int32 `[rows]`: where the new token goes, in a ring of `ring` tokens or a full row."""
-        if ring not in self._positions:
-            at = self.lengths if ring is None else [length % ring for length in self.lengths]
-            self._positions[ring] = mx.array(at, dtype=mx.int32)
-        return self._positions[ring]
+    def positions(self, ring: int | None, heads: int, dim: int) -> mx.array:
+        """int32 `[slots, heads, 1, dim]`: where each slot's new token goes, in a ring of `ring` tokens or a
+        full row. Free slots write to position 0, which whoever takes the slot overwrites."""
+        key = (ring, heads, dim)
+        if key not in self._positions:
+            at = [0] * self._all
+            for slot, length in zip(self._seats, self.lengths, strict=True):
+                at[slot] = length if ring is None else length % ring
+            column = mx.array(at, dtype=mx.int32)[:, None, None, None]
+            self._positions[key] = mx.broadcast_to(column, (self._all, heads, 1, dim))
+        return self._positions[key]
 
     def mask(self, ring: int | None, window: int | None) -> mx.array | None:
         """Which stored positions the new tokens see.

@@ -113,8 +113,11 @@ class AttendView:
         window: int | None,
         sinks: mx.array | None,
     ) -> mx.array:
-        keys, values = self._store.visible(cohort)
         part = queries[cohort.start : cohort.stop]
+        ragged = self._store.ragged(cohort, part, scale, window, sinks)
+        if ragged is not None:
+            return ragged
+        keys, values = self._store.visible(cohort)
         if cohort.holes:
             part = part[cohort.fill]
         out = mx.fast.scaled_dot_product_attention(

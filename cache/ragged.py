@@ -1,0 +1,300 @@
+"""Decode attention over rows of any lengths in one launch, on CUDA.
+
+One new token per row attends to its own slot of a block up to its own length: no mask, no padding read, and
+shapes that stay the same from step to step. Flash decoding: a thread block takes one row, one KV head (with
+up to four query heads) and `split` tokens, keeps an online softmax in registers, and a second kernel joins
+the splits. Sums are float32. Source of the scheme: Dao et al., Flash-Decoding, 2023.
+
+Used behind `AttendView` where `ragged_available` says that it agrees with the reference on this machine;
+elsewhere attention is `mx.fast.scaled_dot_product_attention` under a mask.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import mlx.core as mx
+
+HEAD_DIMS = (64, 128, 256)
+THREADS = 128
+TARGET_BLOCKS = 1024
+"""Thread blocks that fill a large card; splits are made smaller until there are about as many."""
+
+_PARTIAL = """
+    constexpr int LANES = D / 16;          // lanes that share a token, 16 elements each
+    constexpr int GROUPS = 128 / LANES;    // tokens in flight
+    constexpr int U = 2;                   // tokens a group loads ahead
+    constexpr int CHUNKS = G / GQ;
+    constexpr float LOG2E = 1.4426950408889634f;
+    const int split = blockIdx.x;
+    const int kv_head = blockIdx.y / CHUNKS;
+    const int first_head = kv_head * G + (blockIdx.y % CHUNKS) * GQ;
+    const int row = blockIdx.z;
+    const int splits = gridDim.x;
+    const int lane = threadIdx.x % LANES;
+    const int group = threadIdx.x / LANES;
+    const int capacity = keys_shape[2];
+    const int held = min(lengths[row], capacity);
+    const int window = limits[0];
+    const int begin = (window > 0 ? max(0, held - window) : 0) + split * SPLIT;
+    const int end = min(held, begin + SPLIT);
+
+    if (begin >= end) {
+        if (threadIdx.x < GQ) {
+            float* out = stats + (((size_t)row * HQ + first_head + threadIdx.x) * splits + split) * 2;
+            out[0] = -1e30f;
+            out[1] = 0.0f;
+        }
+        return;
+    }
+
+    float q[GQ][16], acc[GQ][16], m[GQ], l[GQ];
+    const float factor = scale[0] * LOG2E;
+    for (int g = 0; g < GQ; ++g) {
+        const T* source = queries + ((size_t)row * HQ + first_head + g) * D;
+        for (int i = 0; i < 16; ++i) {
+            q[g][i] = (float)source[(i / 8) * (D / 2) + lane * 8 + i % 8] * factor;
+            acc[g][i] = 0.0f;
+        }
+        m[g] = -1e30f;
+        l[g] = 0.0f;
+    }
+    const size_t base = ((size_t)slots[row] * HKV + kv_head) * capacity * D;
+    for (int at = begin; at < end; at += GROUPS * U) {
+        uint4 kv[U][4];
+        for (int u = 0; u < U; ++u) {
+            const int t = at + u * GROUPS + group;
+            if (t < end) {
+                const uint4* k = (const uint4*)(keys + base + (size_t)t * D);
+                const uint4* v = (const uint4*)(values + base + (size_t)t * D);
+                kv[u][0] = k[lane];
+                kv[u][1] = k[D / 16 + lane];
+                kv[u][2] = v[lane];
+                kv[u][3] = v[D / 16 + lane];
+            } else {
+                for (int i = 0; i < 4; ++i) kv[u][i] = make_uint4(0, 0, 0, 0);
+            }
+        }
+        for (int u = 0; u < U; ++u) {
+            const bool valid = at + u * GROUPS + group < end;
+            const T* k = (const T*)&kv[u][0];
+            const T* v = (const T*)&kv[u][2];
+            float kf[16];
+            for (int i = 0; i < 16; ++i) kf[i] = (float)k[i];
+            float s[GQ];
+            for (int g = 0; g < GQ; ++g) {
+                s[g] = 0.0f;
+                for (int i = 0; i < 16; ++i) s[g] += q[g][i] * kf[i];
+            }
+            for (int g = 0; g < GQ; ++g) {
+                for (int step = LANES / 2; step > 0; step /= 2) {
+                    s[g] += __shfl_xor_sync(0xffffffffu, s[g], step);
+                }
+            }
+            for (int i = 0; i < 16; ++i) kf[i] = (float)v[i];
+            for (int g = 0; g < GQ; ++g) {
+                const float score = valid ? s[g] : -1e30f;
+                const float top = fmaxf(m[g], score);
+                const float shrink = exp2f(m[g] - top);
+                const float p = valid ? exp2f(score - top) : 0.0f;
+                l[g] = l[g] * shrink + p;
+                for (int i = 0; i < 16; ++i) acc[g][i] = acc[g][i] * shrink + p * kf[i];
+                m[g] = top;
+            }
+        }
+    }
+
+    __shared__ float all_acc[GROUPS * GQ * D];
+    __shared__ float all_m[GROUPS * GQ];
+    __shared__ float all_l[GROUPS * GQ];
+    for (int g = 0; g < GQ; ++g) {
+        for (int i = 0; i < 16; ++i) {
+            all_acc[(group * GQ + g) * D + (i / 8) * (D / 2) + lane * 8 + i % 8] = acc[g][i];
+        }
+        if (lane == 0) {
+            all_m[group * GQ + g] = m[g];
+            all_l[group * GQ + g] = l[g];
+        }
+    }
+    __syncthreads();
+    for (int index = threadIdx.x; index < GQ * D; index += 128) {
+        const int g = index / D, d = index % D;
+        float top = -1e30f;
+        for (int i = 0; i < GROUPS; ++i) top = fmaxf(top, all_m[i * GQ + g]);
+        float sum = 0.0f, total = 0.0f;
+        for (int i = 0; i < GROUPS; ++i) {
+            const float weight = exp2f(all_m[i * GQ + g] - top);
+            sum += weight * all_acc[(i * GQ + g) * D + d];
+            total += weight * all_l[i * GQ + g];
+        }
+        const size_t out = ((size_t)row * HQ + first_head + g) * splits + split;
+        partial[out * D + d] = sum;
+        if (d == 0) {
+            stats[out * 2] = top;
+            stats[out * 2 + 1] = total;
+        }
+    }
+"""
+
+_JOIN = """
+    constexpr float LOG2E = 1.4426950408889634f;
+    const int d = threadIdx.x;
+    const int head = blockIdx.y, row = blockIdx.z;
+    const int splits = partial_shape[2];
+    const size_t at = ((size_t)row * HQ + head) * splits;
+    float top = SINKS ? (float)sinks[head] * LOG2E : -1e30f;
+    for (int i = 0; i < splits; ++i) top = fmaxf(top, stats[(at + i) * 2]);
+    float sum = 0.0f;
+    float total = SINKS ? exp2f((float)sinks[head] * LOG2E - top) : 0.0f;
+    for (int i = 0; i < splits; ++i) {
+        const float count = stats[(at + i) * 2 + 1];
+        if (count > 0.0f) {
+            const float weight = exp2f(stats[(at + i) * 2] - top);
+            total += weight * count;
+            sum += weight * partial[(at + i) * D + d];
+        }
+    }
+    out[((size_t)row * HQ + head) * D + d] = (T)(sum / total);
+"""
+
+
+@functools.cache
+def _kernels() -> tuple[Any, Any]:
+    partial = mx.fast.cuda_kernel(
+        name="chairlift_ragged_partial",
+        input_names=["queries", "keys", "values", "slots", "lengths", "limits", "scale"],
+        output_names=["partial", "stats"],
+        source=_PARTIAL,
+    )
+    join = mx.fast.cuda_kernel(
+        name="chairlift_ragged_join",
+        input_names=["partial", "stats", "sinks"],
+        output_names=["out"],
+        source=_JOIN,
+    )
+    return partial, join
+
+
+def ragged_attention(
+    queries: mx.array,
+    keys: mx.array,
+    values: mx.array,
+    slots: mx.array,
+    lengths: mx.array,
+    longest: int,
+    *,
+    scale: float,
+    window: int | None = None,
+    sinks: mx.array | None = None,
+    constants: dict[float, mx.array] | None = None,
+) -> mx.array:
+    """Attention of one new token per row.
+
+    Args:
+        queries: `[rows, heads, 1, head_dim]`, bfloat16 or float16.
+        keys, values: whole blocks `[slots, kv_heads, capacity, head_dim]`, of the same type.
+        slots: int32 `[rows]`, each row's slot.
+        lengths: int32 `[rows]`, tokens each row sees, its new one included; what exceeds the capacity lies in
+            a ring that is full.
+        longest: the largest of `lengths`, on the host.
+        scale: multiplies the scores.
+        window: tokens visible at most; None for all. Not for rings.
+        sinks: `[heads]`, one more logit per head that takes weight and gives nothing.
+        constants: keeps the scalars' arrays for the next call, if the caller does.
+
+    Returns:
+        `[rows, heads, 1, head_dim]`.
+    """
+    rows, heads, _, dim = queries.shape
+    kv_heads, capacity = keys.shape[1], keys.shape[2]
+    group = heads // kv_heads
+    shared = max(size for size in (1, 2, 3, 4) if group % size == 0)
+    seen = min(longest, capacity, window or capacity)
+    split = _split(rows * (heads // shared), seen)
+    splits = -(-seen // split)
+    partial, join = _kernels()
+    known = constants if constants is not None else {}
+    sizes = [("D", dim), ("HQ", heads), ("HKV", kv_heads), ("G", group), ("GQ", shared)]
+    parts, stats = partial(
+        inputs=[
+            queries,
+            keys,
+            values,
+            slots,
+            lengths,
+            known.setdefault(window or 0, mx.array([window or 0], dtype=mx.int32)),
+            known.setdefault(scale, mx.array([scale], dtype=mx.float32)),
+        ],
+        template=[("T", queries.dtype), *sizes, ("SPLIT", split)],
+        grid=(splits * THREADS, heads // shared, rows),
+        threadgroup=(THREADS, 1, 1),
+        output_shapes=[(rows, heads, splits, dim), (rows, heads, splits, 2)],
+        output_dtypes=[mx.float32, mx.float32],
+    )
+    (out,) = join(
+        inputs=[parts, stats, sinks if sinks is not None else stats],
+        template=[("T", queries.dtype), ("D", dim), ("HQ", heads), ("SINKS", sinks is not None)],
+        grid=(dim, heads, rows),
+        threadgroup=(dim, 1, 1),
+        output_shapes=[queries.shape],
+        output_dtypes=[queries.dtype],
+    )
+    return out  # type: ignore[no-any-return]
+
+
+def _split(blocks: int, longest: int) -> int:
+    """Tokens that one thread block takes: fewer where there are few blocks."""
+    for split in (512, 256, 128):
+        if blocks * -(-longest // split) >= TARGET_BLOCKS:
+            return split
+    return 64
+
+
+@functools.cache
+def ragged_available(head_dim: int, group: int, dtype: mx.Dtype) -> bool:
+    """Whether the kernel runs here for such heads and agrees with the reference. Tried once per process."""
+    if head_dim not in HEAD_DIMS or dtype not in (mx.bfloat16, mx.float16):
+        return False
+    if mx.default_device() == mx.cpu or not mx.cuda.is_available():
+        return False
+    try:
+        return all(_agrees(head_dim, group, dtype, lengths) for lengths in ((1, 70, 300), (513, 2, 129)))
+    except Exception:
+        return False
+
+
+def _agrees(head_dim: int, group: int, dtype: mx.Dtype, lengths: tuple[int, ...]) -> bool:
+    kv_heads, capacity = 2, 576
+    shape = (len(lengths) + 1, kv_heads, capacity, head_dim)
+    keys, values = (mx.random.normal(shape, key=mx.random.key(n)).astype(dtype) for n in (1, 2))
+    queries = mx.random.normal((len(lengths), kv_heads * group, 1, head_dim), key=mx.random.key(3))
+    queries = queries.astype(dtype)
+    slots = [len(lengths) - row for row in range(len(lengths))]
+    sinks = mx.random.normal((kv_heads * group,), key=mx.random.key(4)).astype(dtype)
+    scale = head_dim**-0.5
+    for window, sink in ((None, None), (None, sinks), (50, None)):
+        got = ragged_attention(
+            queries,
+            keys,
+            values,
+            mx.array(slots, dtype=mx.int32),
+            mx.array(lengths, dtype=mx.int32),
+            max(lengths),
+            scale=scale,
+            window=window,
+            sinks=sink,
+        )
+        for row, (slot, length) in enumerate(zip(slots, lengths, strict=True)):
+            first = max(0, length - window) if window else 0
+            want = mx.fast.scaled_dot_product_attention(
+                queries[row : row + 1].astype(mx.float32),
+                keys[slot : slot + 1, :, first:length].astype(mx.float32),
+                values[slot : slot + 1, :, first:length].astype(mx.float32),
+                scale=scale,
+                sinks=sink.astype(mx.float32) if sink is not None else None,
+            )
+            error = mx.abs(got[row : row + 1].astype(mx.float32) - want).max()
+            if not bool((error < 0.02).item()):
+                return False
+    return True
