@@ -179,7 +179,7 @@ async def test_a_stream_that_never_starts_is_cancelled_too() -> None:
             raise OSError("gone")
 
         with pytest.raises(OSError):
-            await stream({"type": "http", "method": "POST"}, gone, send)  # type: ignore[arg-type]
+            await stream({"type": "http", "method": "POST"}, gone, send)
         server.runner.open_gate()
         await ended(server, 1)
 

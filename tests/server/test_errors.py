@@ -94,16 +94,15 @@ async def test_the_content_type_and_a_byte_order_mark_do_not_matter() -> None:
 
 
 async def test_a_body_over_the_limit() -> None:
-    limit = len(GOOD) + 10
+    limit, sent = len(GOOD) + 10, 0
 
     async def chunked() -> AsyncIterator[bytes]:
+        nonlocal sent
         yield GOOD
         for _ in range(1000):
             yield b" "
-            nonlocal sent
             sent += 1
 
-    sent = 0
     async with lift(FakeRunner(answering("a")), settings=ServerSettings(max_body_bytes=limit)) as server:
         announced = await server.client.post(CHAT, content=GOOD + b" " * 11)
         assert error_of(announced, 413)["code"] == "request_too_large"
