@@ -46,6 +46,9 @@ KINDS = {
 """What the recurrent layers of a family are, by the module of mlx-lm or mlx-vlm that their class is in.
 Kimi's delta attention gates per channel and is otherwise a gated delta rule."""
 
+WRITES = ("__setitem__", "update_window", "update_recurrent")
+"""How models write states: mlx-lm's by the first, mlx-vlm's by the others."""
+
 
 @dataclass(frozen=True, slots=True)
 class MambaStateSpec:
@@ -193,7 +196,7 @@ def _viewed(page: mx.array, start: int, size: int, dtype: mx.Dtype) -> mx.array:
     """Bytes `[start, start + size)` of every row as `dtype`, `[rows, size / dtype.size]`.
 
     The bytes are gathered first: a view of a slice may share the memory of the page, or of a pool that the
-    page is a slice of, at an address that does not suit the dtype, where an accelerator faults.
+    page is a slice of, at an address that does not suit the dtype, which not every device can read.
     """
     rows = page.shape[0]
     if not (size and rows):
@@ -299,15 +302,20 @@ def _recurrent(caches: Sequence[Any]) -> Iterator[Any]:
 def _watched(kind: Any) -> type:
     """A cache class that notes which modules write its states, in `writers`."""
 
-    def __setitem__(self: Any, which: int, value: mx.array) -> None:
-        frame = sys._getframe(1)
-        while frame is not None and not isinstance(frame.f_locals.get("self"), nn.Module):
-            frame = frame.f_back  # type: ignore[assignment]
-        if frame is not None:
-            self.writers.append(type(frame.f_locals["self"]))
-        kind.__setitem__(self, which, value)
+    def noting(name: str) -> Any:
+        original = getattr(kind, name)
 
-    return type(kind.__name__, (kind,), {"__setitem__": __setitem__})
+        def write(self: Any, *args: Any, **kwargs: Any) -> Any:
+            frame = sys._getframe(1)
+            while frame is not None and not isinstance(frame.f_locals.get("self"), nn.Module):
+                frame = frame.f_back  # type: ignore[assignment]
+            if frame is not None:
+                self.writers.append(type(frame.f_locals["self"]))
+            return original(self, *args, **kwargs)
+
+        return write
+
+    return type(kind.__name__, (kind,), {name: noting(name) for name in WRITES if hasattr(kind, name)})
 
 
 def _kind(writers: Sequence[type]) -> str:

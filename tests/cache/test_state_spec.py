@@ -16,6 +16,7 @@ from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, make_prompt_cac
 from chairlift.cache.mamba import BatchMambaCache
 from chairlift.cache.state_spec import MambaStateSpec, specs_for, state_spec_for
 from tests.mlx.families import FAMILIES, build
+from tests.patches.qwen35 import make_model
 
 DTYPES = (
     mx.bool_,
@@ -292,6 +293,14 @@ def test_attention_models_have_no_specs() -> None:
 def test_states_that_grow_are_refused() -> None:
     with pytest.raises(ValueError, match="grow with the tokens"):
         specs_for(build(FAMILIES["longcat_flash_ngram"]))
+
+
+def test_specs_of_an_mlx_vlm_model() -> None:
+    model = make_model("qwen3_5")
+    specs = specs_for(model)
+    assert [one.kind for one in specs] == ["gated_delta"] * 2
+    assert {one.shapes for one in specs} == {((3, 128), (4, 16, 16))}
+    assert model.language_model._rope_deltas is None and model.language_model._position_ids is None
 
 
 class Remembering(nn.Module):
