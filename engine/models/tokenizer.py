@@ -65,14 +65,16 @@ def configured_eos(folder: Path) -> frozenset[int]:
 class HFTokenizer:
     """`chairlift.engine.plan.Tokenizer`; safe to call from any thread.
 
-    The tokenizers library refuses ('Already borrowed') what another thread changes meanwhile, so calls take
-    turns. Decoding has a copy and a turn of its own: a long prompt being encoded holds up no answer.
+    A tokenizer that changes its own settings during a call (truncation, padding) makes the tokenizers library
+    refuse the calls of other threads ('Already borrowed'), so calls take turns. Decoding has a copy and a turn of its own: a long prompt being encoded holds up no answer.
     """
 
     def __init__(self, wrapper: Any) -> None:
         # The wrapper's own apply_chat_template sets `enable_thinking` whether the caller did or not; what a
         # template does by default is its own business, so transformers' method is used where there is one.
         self._tokenizer = wrapper._tokenizer
+        # It would warn of prompts beyond the model's context, which the engine refuses.
+        self._tokenizer.deprecation_warnings["sequence-length-is-longer-than-the-specified-maximum"] = True
         self._renders = wrapper if wrapper._chat_template is not None else self._tokenizer
         self._decoder = copy.deepcopy(self._tokenizer)
         self._encoding = threading.Lock()

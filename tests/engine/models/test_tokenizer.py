@@ -1,0 +1,228 @@
+"""The engine's tokenizer over transformers."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("mlx_lm")
+
+from chairlift.engine.errors import InvalidParameter, ModelUnavailable
+from chairlift.engine.models.gguf import convert_gguf
+from chairlift.engine.models.tokenizer import HFTokenizer, load_tokenizer
+from tests.engine.models.gguf_files import Llama, byte_level, sentencepiece
+
+TEMPLATE = (
+    "{% for message in messages %}"
+    "{% if message['role'] == 'tool' %}{{ raise_exception('No tools up here.') }}{% endif %}"
+    "{{ message['role'] + ':' + message['content'] + '<|im_end|>' }}{% endfor %}"
+    "{% if tools %}{{ tools | length }}{% endif %}"
+    "{{ enable_thinking if enable_thinking is defined else 'unset' }}"
+    "{% if add_generation_prompt %}>{% endif %}"
+)
+
+
+def make(folder: Path, llama: Llama) -> Path:
+    return convert_gguf(llama.write(folder / "t.gguf"), folder / "t")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    settings = {"tokenizer.chat_template": TEMPLATE}
+    return make(tmp_path_factory.mktemp("bpe"), Llama(byte_level("llama-bpe"), settings=settings))
+
+
+@pytest.fixture(scope="module")
+def tokenizer(folder: Path) -> HFTokenizer:
+    return load_tokenizer(folder)
+
+
+def user(content: object) -> list[dict[str, object]]:
+    return [{"role": "user", "content": content}]
+
+
+def test_encode_and_decode(tokenizer: HFTokenizer) -> None:
+    ids = tokenizer.encode("12 the")
+    assert ids[0] == 0 and tokenizer.encode("12 the", add_special_tokens=False) == ids[1:]
+    assert tokenizer.decode(ids) == "<|endoftext|>12 the"
+    assert tokenizer.decode(ids, skip_special_tokens=True) == "12 the"
+    assert tokenizer.decode(tokenizer.encode("a , b .", add_special_tokens=False)) == "a , b ."
+    assert tokenizer.vocab_size == len(byte_level("llama-bpe").tokens)
+
+
+def test_half_a_character_is_a_replacement(tokenizer: HFTokenizer) -> None:
+    ids = tokenizer.encode("🧗", add_special_tokens=False)
+    assert len(ids) == 4
+    assert tokenizer.decode(ids) == "🧗"
+    assert set(tokenizer.decode(ids[:2])) == {"\ufffd"}
+    assert tokenizer.decode([]) == ""
+
+
+def test_sentencepiece_folders_load_too(tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(make(tmp_path, Llama(sentencepiece())))
+    ids = tokenizer.encode("the é")
+    assert tokenizer.decode(ids, skip_special_tokens=True) == "the é"
+    assert ids[0] == 1
+    assert tokenizer.decode(ids[-1:]) == "\ufffd"
+    assert tokenizer.eos_token_ids == {2}
+    assert not tokenizer.has_chat_template and tokenizer.chat_template is None
+
+
+def test_eos_tokens_of_every_place(folder: Path, tmp_path: Path) -> None:
+    for path in folder.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(
+        json.dumps({**config, "eos_token_id": 7, "text_config": {"eos_token_id": 9}})
+    )
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [8, 1]}))
+    assert load_tokenizer(tmp_path).eos_token_ids == {1, 7, 8, 9}
+
+
+def test_the_template_renders(tokenizer: HFTokenizer) -> None:
+    def rendered(**settings: object) -> str:
+        return tokenizer.decode(tokenizer.apply_chat_template(user("hi"), **settings))  # type: ignore[arg-type]
+
+    assert rendered() == "user:hi<|im_end|>unset>"
+    assert rendered(add_generation_prompt=False) == "user:hi<|im_end|>unset"
+    assert rendered(enable_thinking=False) == "user:hi<|im_end|>False>"
+    tool = {"type": "function", "function": {"name": "f", "parameters": {}}}
+    assert rendered(tools=[tool, tool]) == "user:hi<|im_end|>2unset>"
+    # The template writes <|im_end|> as the token it is, and no other token stands before the conversation.
+    assert tokenizer.apply_chat_template(user("hi")).count(1) == 1
+    assert tokenizer.apply_chat_template(user("hi"))[0] != 0
+
+
+def test_the_template_is_known(tokenizer: HFTokenizer) -> None:
+    assert tokenizer.has_chat_template
+    assert tokenizer.chat_template == TEMPLATE
+    assert tokenizer.chat_template_hash == hashlib.sha256(TEMPLATE.encode()).hexdigest()
+
+
+def test_a_refusal_is_in_the_templates_words(tokenizer: HFTokenizer) -> None:
+    with pytest.raises(InvalidParameter, match=r"refused: No tools up here\.$") as refusal:
+        tokenizer.apply_chat_template([{"role": "tool", "content": "x"}])
+    assert refusal.value.param == "messages"
+
+
+def test_what_a_template_cannot_do_is_no_crash(tokenizer: HFTokenizer) -> None:
+    for messages in (user(5), user([{"type": "text", "text": "x"}]), [{"role": "user"}]):
+        with pytest.raises(InvalidParameter) as refusal:
+            tokenizer.apply_chat_template(messages)
+        assert refusal.value.param == "messages" and "\n" not in refusal.value.message
+
+
+@pytest.mark.parametrize("name", ["tokenize", "chat_template", "return_tensors", "conversation"])
+def test_arguments_that_are_not_the_templates(tokenizer: HFTokenizer, name: str) -> None:
+    with pytest.raises(InvalidParameter, match=f"may not set '{name}'") as refusal:
+        tokenizer.apply_chat_template(user("hi"), **{name: None})  # type: ignore[arg-type]
+    assert refusal.value.param == "chat_template_kwargs"
+
+
+def test_without_a_template(tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(make(tmp_path, Llama()))
+    with pytest.raises(InvalidParameter, match="no chat template"):
+        tokenizer.apply_chat_template(user("hi"))
+
+
+def test_a_renderer_in_python_may_change_what_it_gets(tokenizer: HFTokenizer) -> None:
+    """mlx-lm has templates of its own for some models; the caller's messages stay as they are."""
+
+    class Wrapper:
+        _tokenizer = tokenizer.wrapper._tokenizer
+        has_chat_template = True
+        eos_token_ids = (1,)
+
+        @staticmethod
+        def _chat_template() -> None: ...
+
+        @staticmethod
+        def apply_chat_template(messages: list[dict[str, object]], **settings: object) -> str:
+            return f"{messages.pop().pop('content')} {settings['tokenize']} {settings['depth']}"
+
+    messages = user("hi")
+    ids = HFTokenizer(Wrapper()).apply_chat_template(messages, depth=3)
+    assert tokenizer.decode(ids) == "hi False 3"
+    assert messages == user("hi")
+
+
+class Turnstile:
+    """Stands for transformers' tokenizer; `encode` and `decode` wait inside for `company`."""
+
+    chat_template = None
+
+    def __init__(self, company: threading.Barrier) -> None:
+        self.company = company
+        self.deprecation_warnings: dict[str, bool] = {}
+
+    def __len__(self) -> int:
+        return 1
+
+    def __deepcopy__(self, memo: object) -> Turnstile:
+        return Turnstile(self.company)
+
+    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        return [self._met()]
+
+    def decode(self, token_ids: list[int], **settings: object) -> str:
+        return str(self._met())
+
+    def _met(self) -> int:
+        try:
+            self.company.wait(0.2)
+        except threading.BrokenBarrierError:
+            return 0
+        return 1
+
+
+class TurnstileWrapper:
+    _chat_template = None
+    has_chat_template = False
+    eos_token_ids = ()
+
+    def __init__(self, tokenizer: Turnstile) -> None:
+        self._tokenizer = tokenizer
+
+
+def test_encoding_takes_turns_and_holds_up_no_decoding() -> None:
+    with ThreadPoolExecutor(2) as pool:
+        alone = HFTokenizer(TurnstileWrapper(Turnstile(threading.Barrier(2))))
+        assert [task.result() for task in [pool.submit(alone.encode, "a") for _ in range(2)]] == [[0], [0]]
+        both = HFTokenizer(TurnstileWrapper(Turnstile(threading.Barrier(2))))
+        encoded, decoded = pool.submit(both.encode, "a"), pool.submit(both.decode, [1])
+        assert (encoded.result(), decoded.result()) == ([1], "1")
+
+
+def test_many_threads_at_once(tokenizer: HFTokenizer) -> None:
+    text = "the 12 aa'm 中🧗 " * 50
+    ids = tokenizer.encode(text)
+    chat = tokenizer.apply_chat_template(user(text))
+
+    def work(_: int) -> bool:
+        return (
+            tokenizer.encode(text) == ids
+            and tokenizer.decode(ids, skip_special_tokens=True) == text
+            and tokenizer.apply_chat_template(user(text)) == chat
+        )
+
+    with ThreadPoolExecutor(6) as pool:
+        assert all(pool.map(work, range(60)))
+
+
+def test_a_prompt_beyond_the_context_is_not_the_tokenizers_business(
+    folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert len(load_tokenizer(folder).encode("aé" * 400)) > 512
+    assert capfd.readouterr().err == ""
+
+
+def test_a_folder_without_tokenizer_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    with pytest.raises(ModelUnavailable, match="The tokenizer of .* cannot be loaded: ") as refusal:
+        load_tokenizer(tmp_path)
+    assert "\n" not in refusal.value.message
