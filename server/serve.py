@@ -73,7 +73,7 @@ class Serving:
             path, body["messages"] = "/v1/chat/completions", [{"role": "user", "content": question}]
         else:
             path, body["prompt"] = "/v1/completions", question
-        body |= {"temperature": 0, "max_tokens": 100}
+        body["max_tokens"] = 100
         data = shlex.quote(json.dumps(body, ensure_ascii=False))
         return f"curl {self.url}{path} -H 'Content-Type: application/json' -d {data}"
 
