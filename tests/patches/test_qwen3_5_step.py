@@ -203,3 +203,22 @@ def test_attention_without_a_cache(patched: None, dense: Any) -> None:
     ids = mx.broadcast_to(mx.arange(5)[None, None], (3, 2, 5))
     expected = attention(x, mask="causal", position_ids=ids)
     assert mx.array_equal(attention(x, mask="causal"), expected)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"prefill_step_size": 7}, {"kv_bits": 8, "kv_group_size": 32}], ids=str
+)
+def test_mlx_vlm_s_own_generation_goes_on(patched: None, dense: Any, options: dict[str, int]) -> None:
+    """It tells a decode step nothing, and counted on what the model had kept of the prompt."""
+    generation: Any = importlib.import_module("mlx_vlm.generate.ar")
+    row = image_row(3, 5, (8, 8), seed=2)
+    steps = generation.generate_step(
+        mx.array([row.tokens]),
+        dense,
+        row.pixels,
+        None,
+        max_tokens=6,
+        image_grid_thw=mx.array(row.grids),
+        **options,
+    )
+    assert [int(token) for token, _ in steps] == alone(dense, row, 5).answer
