@@ -65,9 +65,9 @@ def configured_eos(folder: Path) -> frozenset[int]:
 class HFTokenizer:
     """`chairlift.engine.plan.Tokenizer`; safe to call from any thread.
 
-    A tokenizer that changes its own settings during a call (truncation, padding) makes the tokenizers library
-    refuse the calls of other threads ('Already borrowed'), so calls take turns. Decoding has a copy and a turn
-    of its own: a long prompt being encoded holds up no answer.
+    A tokenizer that changes its own settings during a call (truncation, padding) makes the tokenizers
+    library refuse the calls of other threads ('Already borrowed'), so calls take turns. Decoding has a copy
+    and a turn of its own: a long prompt being encoded holds up no answer.
     """
 
     def __init__(self, wrapper: Any) -> None:
