@@ -72,6 +72,7 @@ DENSE: dict[str, Config] = {
         rope_scaling={"type": "longrope", "long_factor": [1.5] * 8, "short_factor": [1.0] * 8},
         original_max_position_embeddings=2048,
     ),
+    "pixtral": text(dense(model_type="llama")),
     "plamo": dense(n_shared_head=2),
     "qwen": dense(kv_channels=16, num_key_value_heads=4, layer_norm_epsilon=1e-5),
     "qwen2_vl": text(dense(model_type="qwen2")),
