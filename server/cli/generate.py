@@ -17,7 +17,9 @@ from chairlift.server.cli.serve import FloatType, LogLevel, set_up_logging
 
 
 def generate(
-    prompt: Annotated[str, typer.Argument(help="The prompt; - reads it from standard input.")],
+    prompt: Annotated[
+        str, typer.Argument(help="The prompt; - reads it from standard input.", metavar="PROMPT")
+    ],
     model: Annotated[
         str | None, typer.Option(help="As for serve; left out, the small embedded model.", show_default=False)
     ] = None,
