@@ -23,6 +23,7 @@ from typing import Any
 import mlx.core as mx
 
 from chairlift.cache.batch import RowBatch
+from chairlift.cache.step import DecodeStep
 from chairlift.cache.views import SpanStep
 from chairlift.engine.plan import NewRow, RunnerStats, Sample, Span, StepPlan, StepResult
 from chairlift.engine.sampling import Draw, Drawn, row_key, sample
@@ -184,7 +185,7 @@ class MlxRunner:
 
     def _launch_flat(self, flight: _Flight, decode: Sequence[int], spans: Sequence[Span]) -> None:
         self._gather(decode)
-        step = self._batch.begin() if self._batch.order else None
+        step = self._begin() if self._batch.order else None
         steps, start = [], len(self._batch.order)
         for span in spans:
             steps.append(SpanStep(start, start + len(span.tokens), span.start))
@@ -245,7 +246,7 @@ class MlxRunner:
         else:
             self._gather(ready)
             if self._batch.order:
-                step = self._batch.begin()
+                step = self._begin()
                 assert self._pending is not None
                 caches = self._batch.caches(step, mx.array(list(step.lengths), dtype=mx.int32))
                 logits.append(self._forward(self._pending[:, None], caches)[:, -1])
@@ -319,6 +320,16 @@ class MlxRunner:
         everything = mx.concatenate(parts)
         unchanged = wanted == list(range(len(place)))
         self._pending = everything if unchanged else everything[mx.array(list(wanted), dtype=mx.int32)]
+
+    def _begin(self) -> DecodeStep:
+        """Room for a token of every row. A row that outgrows its cohort changes the batch order: `_pending`
+        follows."""
+        before = {row: at for at, row in enumerate(self._batch.order)}
+        step = self._batch.begin()
+        wanted = [before[row] for row in self._batch.order]
+        if wanted != list(range(len(wanted))) and self._pending is not None:
+            self._pending = self._pending[mx.array(wanted, dtype=mx.int32)]
+        return step
 
     def _after_decode(self) -> None:
         self._batch.end()
