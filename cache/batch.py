@@ -17,7 +17,7 @@ import mlx.core as mx
 from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, RotatingKVCache
 
 from chairlift.cache.attention import CohortKV
-from chairlift.cache.layout import CohortLayout, Drop, Move, Rebuild
+from chairlift.cache.layout import FLOOR, CohortLayout, Drop, Move, Rebuild
 from chairlift.cache.mamba import BatchMambaCache
 from chairlift.cache.step import DecodeStep
 from chairlift.cache.views import AttendView, DenseView, SpanStep
@@ -81,7 +81,8 @@ class RowBatch:
     """
 
     def __init__(self, template: Caches, *, dense: bool = False) -> None:
-        self.layout = CohortLayout(single=dense)
+        # A launch costs more on CUDA, and the ragged kernel reads no padding.
+        self.layout = CohortLayout(single=dense, floor=2 * FLOOR if mx.cuda.is_available() else FLOOR)
         self.dense = dense
         self.order: list[int] = []
         self._trees: list[Tree] = [_tree(cache) for cache in template]

@@ -20,6 +20,8 @@ STEP = 64
 """Capacities are multiples of this many tokens."""
 FLOOR = 256
 """Rows below this length share a cohort whatever their lengths: a launch costs more than the padding."""
+MOST_GROWTH = 512
+"""Tokens by which a full cohort grows at most at a time."""
 RATIO = 2.0
 """Most that a cohort's capacity may exceed its shortest row (above FLOOR)."""
 
@@ -81,12 +83,14 @@ class CohortLayout:
     """Rows, their lengths and their places.
 
     Args:
+        floor: tokens; rows below it share a cohort whatever their lengths.
         single: keep all rows in one cohort without holes, rows in slots 0..n-1: for model families that do
             arithmetic on whole keys and so need one dense block.
     """
 
-    def __init__(self, *, single: bool = False) -> None:
+    def __init__(self, *, single: bool = False, floor: int = FLOOR) -> None:
         self.single = single
+        self.floor = floor
         self.cohorts: dict[int, Cohort] = {}
         self.places: dict[int, Place] = {}
         self.lengths: dict[int, int] = {}
@@ -149,7 +153,8 @@ class CohortLayout:
                 continue
             if self.single or self._alike(cohort, self.lengths[row]):
                 before = (len(cohort.slots), cohort.capacity)
-                cohort.capacity = _round_up(cohort.capacity + max(STEP, cohort.capacity // 8))
+                growth = min(max(STEP, cohort.capacity // 8), MOST_GROWTH)
+                cohort.capacity = _round_up(cohort.capacity + growth)
                 actions += self._grown(cohort.key, before)
             else:
                 actions += self._move(row)
@@ -167,7 +172,7 @@ class CohortLayout:
         for cohort in self.cohorts.values():
             capacity = max(cohort.capacity, _round_up(need))
             shortest = min([need, *(self.lengths[row] + 1 for row in cohort.rows)])
-            if not self.single and capacity > max(FLOOR, RATIO * shortest):
+            if not self.single and capacity > max(self.floor, RATIO * shortest):
                 continue
             copies = capacity > cohort.capacity or not cohort.free
             rank = (int(copies), capacity - need)
@@ -221,7 +226,7 @@ class CohortLayout:
     def _alike(self, cohort: Cohort, length: int) -> bool:
         """Whether growing the cohort for a row of `length` keeps its shortest row within RATIO."""
         shortest = min(self.lengths[row] for row in cohort.rows) + 1
-        return _round_up(length + 1) <= max(FLOOR, RATIO * shortest)
+        return _round_up(length + 1) <= max(self.floor, RATIO * shortest)
 
     def _move(self, row: int) -> list[Action]:
         place, length = self.places[row], self.lengths[row]

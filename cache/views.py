@@ -17,6 +17,7 @@ from typing import Any
 import mlx.core as mx
 
 from chairlift.cache.attention import CohortKV
+from chairlift.cache.prefill import attend_span
 from chairlift.cache.step import CohortStep, DecodeStep
 
 
@@ -136,9 +137,7 @@ class AttendView:
         sinks: mx.array | None,
     ) -> mx.array:
         mask = span_mask(span.stop - span.start, span.offset, keys.shape[2], self._store.window, window)
-        out = mx.fast.scaled_dot_product_attention(
-            _as_row(queries, span), keys, values, scale=scale, mask=mask, sinks=sinks
-        )
+        out = attend_span(_as_row(queries, span), keys, values, scale=scale, mask=mask, sinks=sinks)
         return out[0].swapaxes(0, 1)[:, :, None]
 
 

@@ -23,8 +23,9 @@ class EngineConfig:
 
     max_num_seqs: int = 32
     """Rows at once."""
-    max_num_batched_tokens: int = 512
-    """Token budget of a step: decode rows count 1 each, the rest is prefill chunks."""
+    max_num_batched_tokens: int | None = None
+    """Token budget of a step: decode rows count 1 each, the rest is prefill chunks. None: the model's own
+    (`ModelInfo.step_tokens`), which suits the device."""
     max_waiting: int = 256
     """Requests in the wait queue, beyond those that find a free row."""
     close_timeout: float = 10.0
@@ -33,8 +34,9 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         for name, least in (("max_num_seqs", 1), ("max_num_batched_tokens", 1), ("max_waiting", 0)):
-            if getattr(self, name) < least:
-                raise InvalidParameter(name, f"{name} must be at least {least}, not {getattr(self, name)}.")
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise InvalidParameter(name, f"{name} must be at least {least}, not {value}.")
 
 
 @dataclass(frozen=True, slots=True)

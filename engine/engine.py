@@ -14,7 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from chairlift.engine.config import EngineConfig, EngineObserver, EngineStats
@@ -154,9 +154,11 @@ class Engine:
         except Exception as error:
             raise ModelUnavailable(f"The model could not be loaded: {_line(error)}") from None
         self.info, self.tokenizer, self._runner = loaded.info, loaded.tokenizer, loaded.runner
+        budget = self.config.max_num_batched_tokens or self.info.step_tokens
+        self.config = replace(self.config, max_num_batched_tokens=budget)
         self._scheduler = Scheduler(
             max_num_seqs=self.config.max_num_seqs,
-            max_num_batched_tokens=self.config.max_num_batched_tokens,
+            max_num_batched_tokens=budget,
             max_waiting=self.config.max_waiting,
             context_length=self.info.context_length,
             clock=time.monotonic,

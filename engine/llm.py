@@ -68,7 +68,7 @@ class LLM:
         dtype: "float32", "float16" or "bfloat16" for unquantized weights; None chooses by device.
         max_model_len: tokens of prompt and answer together, at most the model's own context.
         max_num_seqs: prompts answered at once.
-        max_num_batched_tokens: token budget of a step.
+        max_num_batched_tokens: token budget of a step; None suits the device.
 
     Raises:
         ModelUnavailable: no such model, or it cannot be loaded.
@@ -81,7 +81,7 @@ class LLM:
         dtype: str | None = None,
         max_model_len: int | None = None,
         max_num_seqs: int = 32,
-        max_num_batched_tokens: int = 512,
+        max_num_batched_tokens: int | None = None,
         _factory: Callable[[], LoadedModel] | None = None,
     ) -> None:
         factory = _factory or _model_factory(model, dtype, max_model_len)

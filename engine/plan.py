@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from chairlift.engine.media import MediaProcessor, PreparedMedia
 from chairlift.engine.request import SamplingParams
 
 
@@ -22,6 +23,8 @@ class NewRow:
     """0 .. 2**64-1. The client's seed, or one drawn for the request: every row is seeded."""
     drawn: int = 0
     """Tokens this row has drawn before (above 0 after preemption); the counter of its random keys."""
+    media: PreparedMedia | None = None
+    """Images of the prompt; their tokens are among the prompt's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +172,10 @@ class ModelInfo:
     parameters: int = 0
     weight_bytes: int = 0
     kv_bytes_per_token: int = 0
+    step_tokens: int = 512
+    """Token budget of a step that suits the device, where the operator names none."""
+    vision: bool = False
+    """Takes images."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,3 +185,5 @@ class LoadedModel:
     info: ModelInfo
     tokenizer: Tokenizer
     runner: Runner
+    processor: MediaProcessor | None = None
+    """None for a model that takes text only."""

@@ -9,6 +9,7 @@ import math
 from dataclasses import dataclass, field
 
 from chairlift.engine.errors import InvalidParameter
+from chairlift.engine.media import PreparedMedia
 
 MAX_STOP_STRINGS = 16
 MAX_LOGPROBS = 20
@@ -87,6 +88,8 @@ class Request:
     sampling: SamplingParams = field(default_factory=SamplingParams)
     priority: int = 0
     """Smaller is sooner."""
+    media: PreparedMedia | None = None
+    """Images of the prompt, if there are any."""
 
     def __post_init__(self) -> None:
         if not self.prompt_token_ids:

@@ -26,6 +26,8 @@ from chairlift.engine.row import RequestTiming, Row, RowState
 MIN_CHUNK = 16
 """Tokens: no span is shorter unless it ends its row's prefill (or the budget is smaller), and none leaves a
 shorter rest where that can be avoided."""
+LARGE_BUDGET = 512
+"""Budgets from here on are cut into even chunks; small ones are used to the last token."""
 MAX_OVERTAKEN = 8
 """A row that so many younger ones have passed in the queue goes next, whatever its priority."""
 MAX_LOSSES = 2
@@ -68,6 +70,7 @@ class Scheduler:
         self.max_waiting = max_waiting
         self.context_length = context_length
         self.min_chunk = min(MIN_CHUNK, max_num_batched_tokens)
+        self.quantum = max_num_batched_tokens // 16 if max_num_batched_tokens >= LARGE_BUDGET else 1
         self.preemptions = 0
         self.losses = 0
         self.wasted = 0
@@ -297,13 +300,18 @@ class Scheduler:
         return min(remaining, budget) if remaining < half + self.min_chunk else half
 
     def _chunk(self, remaining: int, room: int, *, least: int) -> int:
-        """Tokens of a span: what fits, and neither a stub (unless that ends the row) nor all but a stub."""
+        """Tokens of a span: what fits, and neither a stub (unless that ends the row) nor all but a stub.
+
+        A chunk that does not end its row is a multiple of `quantum`: a device plans anew for every new
+        length."""
         if remaining <= room:
             return remaining
         if room < self.min_chunk:
             return 0
-        missing = self.min_chunk - (remaining - room)
-        return room - missing if missing > 0 and room - missing >= least else room
+        even = room - room % self.quantum
+        if remaining - room < self.min_chunk:
+            even = room - (self.min_chunk - (remaining - room))
+        return even if even >= least else room
 
     def _admit(self, row: Row) -> NewRow:
         del self._waiting[row.arrival]
@@ -317,7 +325,7 @@ class Scheduler:
         self._live[row.id] = row
         if row.timing.admitted is None:
             row.timing.admitted = self._clock()
-        return NewRow(row.id, row.request.sampling, row.seed, row.drawn)
+        return NewRow(row.id, row.request.sampling, row.seed, row.drawn, row.request.media)
 
     def _launch_span(self, row: Row, tokens: int) -> Span:
         assert row.id is not None

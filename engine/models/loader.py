@@ -73,6 +73,7 @@ def load_model(
         dtype=_dtype_name(model, config),
         parameters=_parameter_count(model),
         weight_bytes=sum(array.nbytes for _, array in parameters),
+        step_tokens=_step_tokens(),
         kv_bytes_per_token=_kv_bytes_per_token(model, vocab_size(config, tokenizer.vocab_size)),
     )
     return LoadedModel(info, tokenizer, runner)
@@ -141,6 +142,14 @@ def _dtype_name(model: nn.Module, config: dict[str, Any]) -> str:
         if kind in kinds:
             return name
     return ""
+
+
+def _step_tokens() -> int:
+    """Token budget of a step: about half a second of prefill of a mid-sized model, so that running answers
+    never wait long for a chunk (measured in bench/RESULTS.md; an operator may choose another)."""
+    if mx.default_device() == mx.cpu:
+        return 64
+    return 1024 if mx.cuda.is_available() else 512
 
 
 def _device() -> str:

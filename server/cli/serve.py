@@ -54,8 +54,12 @@ def serve(
     ] = None,
     max_num_seqs: Annotated[int, typer.Option(min=1, help="Requests answered at once.")] = 32,
     max_num_batched_tokens: Annotated[
-        int, typer.Option(min=1, help="Tokens a step computes at most; long prompts are cut to fit.")
-    ] = 512,
+        int | None,
+        typer.Option(
+            min=1,
+            help="Tokens a step computes at most; long prompts are cut to fit. By default what suits the device.",
+        ),
+    ] = None,
     max_waiting: Annotated[
         int, typer.Option(min=0, help="Requests that may wait for a place; further ones get a 429.")
     ] = 256,

@@ -409,3 +409,16 @@ class TestFaults:
         plan = scheduler.schedule()
         assert plan.release == (1, 2) and [new.row for new in plan.admit] == [3]
         assert waiting.state is RowState.PREFILLING
+
+
+def test_chunks_of_a_large_budget_are_even() -> None:
+    """A device plans anew for every new length, so chunks come in few sizes whatever runs beside them."""
+    scheduler = make(tokens=1024)
+    for _ in range(3):
+        add(scheduler, 40)
+    plans = run(scheduler, 2)
+    add(scheduler, 3000)
+    plans += run(scheduler, 4, plans[-1])
+    chunks = [sum(spans(plan).values()) for plan in plans[2:]]
+    assert [size % 64 for size in chunks[:2]] == [0, 0]
+    assert sum(chunks) == 3000
