@@ -61,7 +61,7 @@ class MediaProcessor(Protocol):
             messages: the conversation; an image part is `{"type": "image"}`, in the order of `images`.
 
         Raises:
-            InvalidParameter: the template refused the conversation, or an image cannot be used; `param` is the
-                image's own.
+            InvalidParameter: the template refused the conversation, or an image cannot be used; `param` is
+                the image's own.
         """
         ...
