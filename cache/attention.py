@@ -5,6 +5,9 @@ p. A sliding-window layer of `window` tokens is a ring: token p lies at p % wind
 than the window. Keys are rotated before they are stored, so the order within a ring does not matter to
 attention; which positions hold a visible token does, and `DecodeStep` knows that.
 
+A row's slot is cleared behind its tokens when the row takes it: a masked position has weight 0, and 0 times
+the infinity or NaN of a row that went wrong before is NaN.
+
 All methods run on the MLX thread. Nothing here reads an array on the host.
 """
 
@@ -35,6 +38,12 @@ class Block:
         if self.keys is None or self.values is None:
             self.keys = _zeros_like(keys, self.slots, self.capacity)
             self.values = _zeros_like(values, self.slots, self.capacity)
+
+    def clear(self, slot: int, tokens: int) -> None:
+        """Zero a slot behind its first `tokens` positions."""
+        if self.keys is not None and self.values is not None and tokens < self.capacity:
+            self.keys[slot, :, tokens:] = 0
+            self.values[slot, :, tokens:] = 0
 
     @property
     def nbytes(self) -> int:
@@ -70,14 +79,15 @@ class CohortKV:
         Raises:
             ValueError: a cache of another kind or window, or of more than one row.
         """
-        size = cache.size()
-        if size == 0:
+        block = self.blocks[place.cohort]
+        if cache.size() == 0:
+            block.clear(place.slot, 0)
             return
         keys, values = _temporal(cache)
         if keys.shape[0] != 1:
             raise ValueError(f"A row joins from a cache of batch 1, not {keys.shape[0]}.")
-        block = self.blocks[place.cohort]
         block.allocate(keys, values)
+        block.clear(place.slot, int(cache.offset))
         slot = slice(place.slot, place.slot + 1)
         assert block.keys is not None and block.values is not None
         for target, count, source in self._stretches(int(cache.offset), keys.shape[2]):
@@ -207,6 +217,7 @@ class CohortKV:
         target.allocate(source.keys, source.values)
         assert target.keys is not None and target.values is not None
         count = self._width(action.tokens)
+        target.clear(target_slot, count)
         moved = slice(source_slot, source_slot + 1)
         slot = slice(target_slot, target_slot + 1)
         target.keys[slot, :, :count] = source.keys[moved, :, :count]
