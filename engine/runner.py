@@ -145,6 +145,7 @@ class MlxRunner:
     def close(self) -> None:
         self._last = None
         self._rows.clear()
+        self._make_cache = list
         self._reset_batch()
         self._forward = _closed
         self._split = None
@@ -164,6 +165,7 @@ class MlxRunner:
         decode = [row for row in plan.decode if self._present(row, flight)]
         spans = [span for span in plan.prefill if self._present(span.row, flight)]
         if not decode and not spans:
+            self._gather([])
             return flight
         try:
             if self.batching is Batching.FLAT:
@@ -230,9 +232,7 @@ class MlxRunner:
             try:
                 first = self._prefill(span)
             except Exception as error:
-                log.exception("prefill of row %d failed", span.row)
-                self._rows.pop(span.row, None)
-                flight.failed[span.row] = _blame(error)
+                self._fail_row(flight, span.row, error)
                 continue
             flight.arrays += _state(self._own(span.row))
             if first is not None:
@@ -241,17 +241,21 @@ class MlxRunner:
             elif span.last:
                 ready.append(span.row)
         if self.batching is Batching.SOLO:
-            drawing += ready
-            logits += [self._decode_alone(row, flight) for row in ready]
+            for row in ready:
+                try:
+                    logits.append(self._decode_alone(row, flight))
+                    drawing.append(row)
+                except Exception as error:
+                    self._fail_row(flight, row, error)
         else:
-            self._gather(ready)
-            if self._batch.order:
-                step = self._begin()
-                assert self._pending is not None
-                caches = self._batch.caches(step, mx.array(list(step.lengths), dtype=mx.int32))
-                logits.append(self._forward(self._pending[:, None], caches)[:, -1])
+            try:
+                logits += self._decode_together(ready)
                 drawing += self._batch.order
-                self._after_decode()
+            except Exception as error:
+                # Rows that prefill have caches of their own and go on.
+                log.exception("decode of step %d could not be built", flight.number)
+                self._drop(ready)
+                flight.lost.update(dict.fromkeys(ready, _blame(error)))
         if drawing:
             joined = logits[0] if len(logits) == 1 else mx.concatenate(logits)
             self._sample(flight, drawing, joined)
@@ -275,6 +279,18 @@ class MlxRunner:
             row.held += len(tokens)
         return logits if whole and span.last else None
 
+    def _decode_together(self, ready: Sequence[int]) -> list[mx.array]:
+        """Logits `[rows, vocab]` after one token of each of the rows, which are the batch from now on."""
+        self._gather(ready)
+        if not self._batch.order:
+            return []
+        step = self._begin()
+        assert self._pending is not None
+        caches = self._batch.caches(step, mx.array(list(step.lengths), dtype=mx.int32))
+        logits = self._forward(self._pending[:, None], caches)[:, -1]
+        self._after_decode()
+        return [logits]
+
     def _decode_alone(self, row_id: int, flight: _Flight) -> mx.array:
         row = self._rows[row_id]
         assert row.pending is not None
@@ -295,8 +311,9 @@ class MlxRunner:
 
         A row of the batch that is not to decode has launched its last draw: its state goes."""
         old = self._batch.order
-        joining = [row for row in decode if row not in set(old)]
-        staying = set(decode) & self._rows.keys()
+        # A row that has caches of its own is new, though one of its name may still be in the batch.
+        joining = [row for row in decode if self._rows[row].caches is not None]
+        staying = set(decode).difference(joining)
         leaving = [row for row in old if row not in staying]
         if not joining and not leaving:
             return
@@ -306,7 +323,8 @@ class MlxRunner:
             join={row: (self._own(row), state.held) for row, state in zip(joining, states, strict=True)},
         )
         for row in leaving:
-            self._rows.pop(row, None)
+            if row in self._rows and self._rows[row].caches is None:
+                del self._rows[row]
         place = {row: index for index, row in enumerate([*old, *joining])}
         parts = [self._pending] if self._pending is not None else []
         for state in states:
@@ -391,25 +409,32 @@ class MlxRunner:
 
     # Faults
 
+    def _fail_row(self, flight: _Flight, row: int, error: Exception) -> None:
+        """A row whose own forward could not be built; no other took part in it."""
+        log.error("row %d failed in step %d", row, flight.number, exc_info=error)
+        self._rows.pop(row, None)
+        flight.failed[row] = _blame(error)
+
     def _fail_step(
         self, flight: _Flight, decode: Sequence[int], spans: Sequence[Span], error: Exception
     ) -> None:
         """A step that could not be built: prefilling rows are at fault, all others are lost."""
         message = _blame(error)
         flight.drawn, flight.drawing, flight.arrays = None, [], []
-        self._reset_batch()
-        for row in {*decode, *(span.row for span in spans)}:
-            self._rows.pop(row, None)
+        self._drop([*decode, *(span.row for span in spans)])
         flight.failed.update({span.row: message for span in spans})
         flight.lost.update(dict.fromkeys(decode, message))
 
     def _lose(self, flight: _Flight, message: str) -> None:
         """A step whose computation failed: its rows' state is gone."""
-        for row in flight.rows:
-            self._rows.pop(row, None)
-            if row not in flight.failed:
-                flight.lost[row] = message
+        self._drop(flight.rows)
+        flight.lost.update({row: message for row in flight.rows if row not in flight.failed})
         flight.drawn, flight.drawing, flight.arrays = None, [], []
+
+    def _drop(self, rows: Sequence[int]) -> None:
+        """Forget these rows and all that is in the batch."""
+        for row in rows:
+            self._rows.pop(row, None)
         self._reset_batch()
 
     def _reset_batch(self) -> None:
