@@ -38,10 +38,13 @@ def load_tokenizer(folder: Path) -> HFTokenizer:
     Raises:
         ModelUnavailable: its files are missing or cannot be read.
     """
-    from mlx_lm.tokenizer_utils import load
+    from mlx_lm.utils import load_tokenizer as load
 
     try:
-        wrapper = load(folder, eos_token_ids=sorted(configured_eos(folder)))
+        # Code that came with a model is not run; left unset, transformers would ask at the terminal.
+        wrapper = load(
+            folder, {"trust_remote_code": False}, eos_token_ids=sorted(configured_eos(folder)) or None
+        )
     except Exception as error:  # transformers raises whatever its parsers do
         reason = str(error).partition("\n")[0] or type(error).__name__
         raise ModelUnavailable(f"The tokenizer of {folder} cannot be loaded: {reason}") from error

@@ -226,3 +226,15 @@ def test_a_folder_without_tokenizer_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(ModelUnavailable, match="The tokenizer of .* cannot be loaded: ") as refusal:
         load_tokenizer(tmp_path)
     assert "\n" not in refusal.value.message
+
+
+def test_code_that_comes_with_a_model_is_not_run(folder: Path, tmp_path: Path) -> None:
+    for path in folder.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    settings["tokenizer_class"] = "Theirs"
+    settings["auto_map"] = {"AutoTokenizer": ["theirs.Theirs", "theirs.Theirs"]}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    (tmp_path / "theirs.py").write_text("open('ran', 'w')\nraise SystemExit\n")
+    with pytest.raises(ModelUnavailable, match="cannot be loaded: .*contains custom code"):
+        load_tokenizer(tmp_path)
