@@ -18,6 +18,9 @@ import mlx.core as mx
 from chairlift.engine.request import SamplingParams
 
 _WORD = 2**32
+_COLDEST = 1e-7
+"""Temperatures below count as this, under which logits that differ at all are drawn greedily: smaller ones
+take logits out of float32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +38,7 @@ class Drawn:
 
     Attributes:
         tokens: int32 `[rows]`.
-        valid: bool `[rows]`; False where the row's logits hold NaN.
+        valid: bool `[rows]`; False where the row's logits are no distribution: NaN, +inf, or all -inf.
         logprobs: float32 `[rows]` of the drawn tokens, or None if no row asked.
         top_tokens, top_logprobs: `[rows, n]`, most probable first, for the largest n asked for.
     """
@@ -74,7 +77,7 @@ def sample(logits: mx.array, draws: Sequence[Draw]) -> Drawn:
         warm = mx.array([not params.greedy for params in settings])
         tokens = mx.where(warm, drawn, greedy)
     tokens = tokens.astype(mx.int32)
-    valid = mx.logical_not(mx.isnan(logits.sum(axis=-1)))
+    valid = mx.isfinite(logits.max(axis=-1)) & mx.logical_not(mx.isnan(logits.sum(axis=-1)))
     return Drawn(tokens, valid, *_logprobs(logits, tokens, settings))
 
 
@@ -91,7 +94,7 @@ def _draw(logits: mx.array, keys: mx.array) -> mx.array:
 
 def _filtered(logits: mx.array, settings: Sequence[SamplingParams]) -> mx.array:
     """Logits over temperature, -inf where a filter drops the token. Rows without a filter pass unchanged."""
-    heat = mx.array([params.temperature or 1.0 for params in settings], dtype=mx.float32)
+    heat = mx.array([max(params.temperature or 1.0, _COLDEST) for params in settings], dtype=mx.float32)
     logits = logits / heat[:, None]
     vocab = logits.shape[-1]
     if any(0 < params.top_k < vocab for params in settings):
@@ -99,10 +102,12 @@ def _filtered(logits: mx.array, settings: Sequence[SamplingParams]) -> mx.array:
         keep = _heaviest(_ordered(logits), None, mx.array(top_k, dtype=mx.float32)[:, None])
         logits = mx.where(keep, logits, -mx.inf)
     if any(params.top_p < 1 for params in settings):
-        # Row sums of probabilities stray from 1 by rounding: rows that keep all are asked for no mass.
-        top_p = mx.array([params.top_p if params.top_p < 1 else 0 for params in settings], dtype=mx.float32)
+        # Row sums of probabilities stray from 1 by rounding, so rows without the filter are left out of it.
+        top_p = mx.array([params.top_p for params in settings], dtype=mx.float32)[:, None]
+        whole = mx.array([params.top_p >= 1 for params in settings])[:, None]
         probs = mx.softmax(logits, axis=-1, precise=True)
-        keep = _heaviest(_ordered(probs), probs, top_p[:, None]) | (top_p == 0)[:, None]
+        # Never no mass at all, which a top_p too small for float32 would ask for.
+        keep = _heaviest(_ordered(probs), probs, mx.maximum(top_p, 1e-30)) | whole
         logits = mx.where(keep, logits, -mx.inf)
     if any(params.min_p > 0 for params in settings):
         # log(min_p), or -inf for rows without: p < min_p * p_max  <=>  logit < logit_max + log(min_p)
