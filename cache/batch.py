@@ -10,17 +10,18 @@ All methods run on the MLX thread.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import mlx.core as mx
-from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, RotatingKVCache
+from mlx_lm.models.cache import ArraysCache
 
 from chairlift.cache.attention import CohortKV
+from chairlift.cache.kinds import Kind, kind_of
 from chairlift.cache.layout import FLOOR, CohortLayout, Drop, Move, Rebuild
 from chairlift.cache.mamba import BatchMambaCache
 from chairlift.cache.step import DecodeStep
-from chairlift.cache.views import AttendView, DenseView, SpanStep
+from chairlift.cache.views import AttendView, DenseView, SpanStep, ViewList
 
 Caches = Sequence[Any]
 """One request's caches as the model's `make_cache` gives them, one per layer, batch 1."""
@@ -33,11 +34,12 @@ class UnsupportedCache(ValueError):
 class RecurrentLayer:
     """Recurrent states of all rows, `[rows, *state]`, in batch order."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, single: type[Any] = ArraysCache) -> None:
         self.size = size
         self.cache: BatchMambaCache | None = None
+        self._single = single
 
-    def arrange(self, keep: Sequence[int], joined: Sequence[ArraysCache]) -> None:
+    def arrange(self, keep: Sequence[int], joined: Sequence[Any]) -> None:
         """Keep the rows at the old positions `keep`, in that order, then append `joined`."""
         kept = self.cache
         if kept is not None:
@@ -53,9 +55,9 @@ class RecurrentLayer:
                 kept.extend(new)
         self.cache = kept
 
-    def extract(self, index: int) -> ArraysCache:
+    def extract(self, index: int) -> Any:
         assert self.cache is not None
-        single = ArraysCache(self.size)
+        single = self._single(self.size)
         single.cache = list(self.cache.extract(index).cache)
         return single
 
@@ -66,7 +68,19 @@ class RecurrentLayer:
 
 Layer = CohortKV | RecurrentLayer
 Tree = Any
-"""A `Layer`, or a tuple of trees where the model nests caches in a CacheList."""
+"""A `Layer`, or a `Nest` of trees where the model nests caches in a CacheList."""
+
+
+class Nest(tuple[Tree, ...]):
+    """Storage of caches that a model nests in one."""
+
+    single: type[Any]
+    """The class of one request's nest."""
+
+    def __new__(cls, single: type[Any], trees: Iterable[Tree]) -> Nest:
+        nest = super().__new__(cls, trees)
+        nest.single = single
+        return nest
 
 
 class RowBatch:
@@ -143,12 +157,13 @@ class RowBatch:
                 return tree.read(place, tokens)
             if isinstance(tree, RecurrentLayer):
                 return tree.extract(index)
-            return CacheList(*(single(part) for part in tree))
+            return tree.single(*(single(part) for part in tree))
 
         return [single(tree) for tree in self._trees]
 
     def begin(self) -> DecodeStep:
-        """Make room for one more token of every row; the geometry of the step."""
+        """Make room for one more token of every row; the geometry of the step. `order` changes where a row
+        moves to another cohort."""
         before = self.layout.rows
         self._apply(self.layout.make_room(list(self.order)))
         if self.layout.rows != before:
@@ -176,7 +191,7 @@ class RowBatch:
             parts = [
                 view(part, [(span, cache.caches[i]) for span, cache in rows]) for i, part in enumerate(tree)
             ]
-            return CacheList(*parts)
+            return ViewList(*parts)
 
         return [
             view(tree, [(span, caches[i]) for span, caches in spans]) for i, tree in enumerate(self._trees)
@@ -249,27 +264,28 @@ class RowBatch:
 
 def tokens_held(caches: Caches) -> int:
     """Tokens that a row's attention caches hold; 0 for a model without attention."""
+    held = 0
     for cache in caches:
-        for leaf in cache.caches if isinstance(cache, CacheList) else [cache]:
-            if isinstance(leaf, KVCache | RotatingKVCache):
-                return int(leaf.offset)
-    return 0
-
-
-_KINDS: tuple[tuple[type[Any], Callable[[Any], Tree]], ...] = (
-    (KVCache, lambda cache: CohortKV()),
-    (RotatingKVCache, lambda cache: CohortKV(window=cache.max_size)),
-    (ArraysCache, lambda cache: RecurrentLayer(len(cache.cache))),
-    (CacheList, lambda cache: tuple(_tree(part) for part in cache.caches)),
-)
+        kind = kind_of(cache)
+        if kind is Kind.NESTED:
+            held = max(held, tokens_held(cache.caches))
+        elif kind in (Kind.FULL, Kind.ROTATING):
+            held = max(held, int(cache.offset))
+    return held
 
 
 def _tree(cache: Any) -> Tree:
-    for kind, make in _KINDS:
-        if isinstance(cache, kind):
-            if isinstance(cache, RotatingKVCache) and cache.keep:
-                raise UnsupportedCache("A rotating cache that keeps its first tokens cannot share a batch.")
-            return make(cache)
+    match kind_of(cache):
+        case Kind.FULL:
+            return CohortKV(single=type(cache))
+        case Kind.ROTATING if cache.keep:
+            raise UnsupportedCache("A rotating cache that keeps its first tokens cannot share a batch.")
+        case Kind.ROTATING:
+            return CohortKV(window=cache.max_size, single=type(cache))
+        case Kind.RECURRENT:
+            return RecurrentLayer(len(cache.cache), type(cache))
+        case Kind.NESTED:
+            return Nest(type(cache), (_tree(part) for part in cache.caches))
     raise UnsupportedCache(f"A cache of type {type(cache).__name__} cannot share a batch.")
 
 
@@ -281,7 +297,7 @@ def _leaves(trees: Iterable[Tree]) -> Iterable[Layer]:
             yield tree
 
 
-def _one_row(cache: ArraysCache) -> BatchMambaCache:
+def _one_row(cache: Any) -> BatchMambaCache:
     row = BatchMambaCache(size=len(cache.cache))
     row.cache = list(cache.cache)
     return row

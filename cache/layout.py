@@ -113,14 +113,18 @@ class CohortLayout:
         """Give each (row, length) a slot with room for at least one more token.
 
         Raises:
-            ValueError: a row that is already here, or a negative length.
+            ValueError: a row that is already here, or a negative length. Nothing has changed.
         """
-        touched: dict[int, tuple[int, int]] = {}
-        for row, length in sorted(rows, key=lambda pair: pair[1]):
-            if row in self.places:
+        joining = sorted(rows, key=lambda pair: pair[1])
+        seen = set(self.places)
+        for row, length in joining:
+            if row in seen:
                 raise ValueError(f"Row {row} is already in the batch.")
             if length < 0:
                 raise ValueError(f"Row {row} cannot hold {length} tokens.")
+            seen.add(row)
+        touched: dict[int, tuple[int, int]] = {}
+        for row, length in joining:
             cohort = self._choose(length)
             touched.setdefault(cohort.key, (len(cohort.slots), cohort.capacity))
             self._seat(cohort, row, length)
