@@ -113,8 +113,8 @@ FAMILIES: dict[str, Family] = {
     for name, config in group.items()
 }
 
-NOT_ON_CPU = frozenset({"muse_spark"})
-"""Families whose small model runs on Metal only: its rotary positions are a Metal kernel."""
+NOT_ON_CPU = {"muse_spark": "its rotary positions are a Metal kernel"}
+"""Families whose small model runs on Metal only."""
 
 NOT_BUILT = {
     "bitnet": "its ternary matrix product is a Metal kernel",
@@ -145,3 +145,10 @@ UNSTEADY = {
 COARSE = {"deepseek_v41": 0.05}
 """Families that round keys to 8 and 4 bits as they run, and by how much their log probabilities may therefore
 move: float32 noise of other matrix shapes flips a step of the rounding."""
+
+NOTES = {
+    "gemma2": "a mask of the batch is given the axis that its grouped scores have (patches/gemma2.py)",
+    "plamo3": "its cache is given the token by which upstream's mask is wider (patches/plamo3.py); "
+    "without it an answer depends on where its prompt's chunks end",
+}
+"""What else `docs/models.md` says of a family."""

@@ -42,8 +42,10 @@ class Parity:
 
 @cache
 def solo(name: str) -> Solo:
-    """The family's small model and its solo runs, under the engine's patches. Only plamo3's patch changes what
-    a solo run says: upstream its answer depends on where the prompt's chunks end."""
+    """The family's small model and its solo runs, under the engine's patches.
+
+    Only plamo3's patch changes what a solo run says: upstream its answer depends on where chunks end.
+    """
     apply_patches()
     return Solo(build(FAMILIES[name]))
 

@@ -11,6 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chairlift.cache.batch import RecurrentLayer
+from chairlift.cache.layout import CohortLayout
+from chairlift.cache.step import DecodeStep
 from chairlift.engine.runner import Batching
 from tests.mlx.families import FAMILIES, NOT_ON_CPU, ONE_BY_ONE, REQUIRED, UNSTEADY
 from tests.mlx.lift import Ride
@@ -72,6 +74,23 @@ def test_any_schedule(name: str) -> None:
         assert_exact(measure(name, schedule))
 
     any_schedule()
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_rows_that_keep_moving_between_cohorts(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("chairlift.cache.layout.STEP", 8)
+    monkeypatch.setattr("chairlift.cache.batch.FLOOR", 8)
+    cohorts = []
+
+    class Counted(DecodeStep):
+        def __init__(self, layout: CohortLayout) -> None:
+            super().__init__(layout)
+            cohorts.append(len(self.cohorts))
+
+    assert finding(name).batching is not Batching.SOLO
+    monkeypatch.setattr("chairlift.cache.batch.DecodeStep", Counted)
+    assert_exact(measure(name, FULL))
+    assert max(cohorts) == 1 if finding(name).batching is Batching.DENSE else max(cohorts) > 3
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3_text", "deepseek_v3"])
