@@ -214,7 +214,9 @@ class CohortLayout:
         cohort.slots = list(cohort.rows)
         for slot, row in enumerate(cohort.rows):
             self.places[row] = Place(cohort.key, slot)
-        cohort.capacity = _round_up(max(self.lengths[row] for row in cohort.rows) + 1)
+        # Never larger: a row that is full here may have to move out.
+        longest = max(self.lengths[row] for row in cohort.rows)
+        cohort.capacity = min(cohort.capacity, _round_up(longest + 1))
         return Rebuild(cohort.key, sources, len(cohort.slots), cohort.capacity)
 
     def _fill_hole(self, cohort: Cohort, hole: int) -> list[Action]:
