@@ -175,8 +175,10 @@ class RowBatch:
         step: DecodeStep | None,
         offset: mx.array,
         spans: Sequence[tuple[SpanStep, Caches]] = (),
+        padding: int = 0,
     ) -> list[Any]:
-        """The caches to call the model with for one step of all rows (and `spans`, for flat families)."""
+        """The caches to call the model with for one step of all rows (and `spans` and `padding`, for flat
+        families)."""
 
         def view(tree: Tree, rows: Sequence[tuple[SpanStep, Any]]) -> Any:
             if isinstance(tree, RecurrentLayer):
@@ -187,7 +189,7 @@ class RowBatch:
                 if self.dense:
                     assert step is not None
                     return DenseView(tree, step, offset)
-                return AttendView(tree, step, offset, rows)
+                return AttendView(tree, step, offset, rows, padding)
             parts = [
                 view(part, [(span, cache.caches[i]) for span, cache in rows]) for i, part in enumerate(tree)
             ]

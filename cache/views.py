@@ -15,17 +15,25 @@ from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
+from mlx_lm.models.cache import CacheList
 
 from chairlift.cache.attention import CohortKV
+from chairlift.cache.parts import Attention, by_parts
 from chairlift.cache.prefill import attend_span
 from chairlift.cache.step import CohortStep, DecodeStep
 
 
 @dataclass(frozen=True, slots=True)
 class SeamMask:
-    """Stands for the mask of every row until attention runs. `window`: tokens visible, None for all kept."""
+    """Stands for the mask of every row until attention runs. `window`: tokens visible, None for all kept;
+    `array`: the model asked for an array where there is a mask at all."""
 
     window: int | None = None
+    array: bool = False
+
+    def for_part(self, cache: Any, tokens: int) -> Any:
+        """The mask that the model would have got for `tokens` more tokens on a cache of its own kind."""
+        return cache.make_mask(tokens, return_array=self.array, window_size=self.window)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +57,7 @@ class AttendView:
         step: geometry of the decode rows; None where only spans step.
         offset: int32 `[tokens]`.
         spans: the prefill chunks, with this layer's cache of each row.
+        padding: tokens at the end of the step that belong to nobody; attention gives zeros for them.
     """
 
     def __init__(
@@ -57,19 +66,45 @@ class AttendView:
         step: DecodeStep | None,
         offset: mx.array,
         spans: Sequence[tuple[SpanStep, Any]] = (),
+        padding: int = 0,
     ) -> None:
         self.offset = offset
+        self._padding = padding
         self._store = store
         self._step = step
         self._spans = spans
         self._span_kv: list[tuple[mx.array, mx.array]] = []
 
     def make_mask(self, N: int, return_array: bool = False, window_size: int | None = None) -> SeamMask:
-        return SeamMask(window_size)
+        return SeamMask(window_size, return_array)
+
+    @property
+    def _idx(self) -> int:
+        """Tokens of the longest row before this step: mlx-vlm's models read it where their own batch caches
+        keep their write index, a number that the host knows."""
+        return _longest(self._step, self._spans)
+
+    @property
+    def store(self) -> CohortKV:
+        return self._store
+
+    @property
+    def cohorts(self) -> Sequence[CohortStep]:
+        return self._step.cohorts if self._step is not None else ()
+
+    @property
+    def spans(self) -> Sequence[tuple[SpanStep, Any]]:
+        return self._spans
+
+    def by_parts(
+        self, attention: Attention, mask: Any, arrays: Sequence[mx.array], *, alone: bool = False
+    ) -> mx.array:
+        """Attention by the model's own code: `chairlift.cache.parts.by_parts`."""
+        return by_parts([self], _only, attention, SeamMask() if mask is None else mask, arrays, alone)
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[AttendView, AttendView]:
         """Store `[tokens, kv_heads, 1, head_dim]`."""
-        for cohort in self._step.cohorts if self._step is not None else ():
+        for cohort in self.cohorts:
             part = slice(cohort.start, cohort.stop)
             self._store.append(cohort, keys[part], values[part])
         self._span_kv = [
@@ -98,12 +133,11 @@ class AttendView:
         if mask is not None and not isinstance(mask, SeamMask):
             raise TypeError(f"Attention over a batch takes the mask of its cache, not {type(mask).__name__}.")
         window = mask.window if mask is not None else None
-        outputs = [
-            self._attend_cohort(cohort, queries, scale, window, sinks)
-            for cohort in (self._step.cohorts if self._step is not None else ())
-        ]
+        outputs = [self._attend_cohort(cohort, queries, scale, window, sinks) for cohort in self.cohorts]
         for (span, _), (keys, values) in zip(self._spans, self._span_kv, strict=True):
             outputs.append(self._attend_span(span, queries, keys, values, scale, window, sinks))
+        if self._padding:
+            outputs.append(mx.zeros((self._padding, *outputs[0].shape[1:]), dtype=outputs[0].dtype))
         return outputs[0] if len(outputs) == 1 else mx.concatenate(outputs, axis=0)
 
     def _attend_cohort(
@@ -156,6 +190,7 @@ class DenseView:
         if self._cohort.holes:
             raise ValueError("A dense block has no free slot between rows.")
         self._store = store
+        self._idx = _longest(step)
         self.offset = offset
 
     def make_mask(
@@ -170,9 +205,30 @@ class DenseView:
         self._store.append(self._cohort, keys, values)
         return self.keys_and_values()
 
+    def by_parts(
+        self, attention: Attention, mask: Any, arrays: Sequence[mx.array], *, alone: bool = False
+    ) -> mx.array:
+        """The whole step is one part."""
+        if alone:
+            raise TypeError("This attention takes one row at a time.")
+        return attention(arrays, mask, self)
+
     def keys_and_values(self) -> tuple[mx.array, mx.array]:
         """What the rows hold, this step's tokens included if they are stored."""
         return self._store.visible(self._cohort)
+
+
+class ViewList(CacheList):  # type: ignore[misc]
+    """The views of a layer that has several caches."""
+
+    def by_parts(
+        self, attention: Attention, mask: Any, arrays: Sequence[mx.array], *, alone: bool = False
+    ) -> mx.array:
+        """As the views' own, with a list of caches for each part."""
+        if isinstance(self.caches[0], DenseView):
+            return self.caches[0].by_parts(lambda a, m, _: attention(a, m, self), mask, arrays, alone=alone)
+        mask = SeamMask() if mask is None else mask
+        return by_parts(list(self.caches), lambda caches: CacheList(*caches), attention, mask, arrays, alone)
 
 
 def span_mask(
@@ -204,6 +260,16 @@ def span_mask(
     keys = mx.arange(first, first + held)
     queries = mx.arange(offset, offset + tokens)[:, None]
     return (keys <= queries) & (keys > queries - window)
+
+
+def _only(caches: Sequence[Any]) -> Any:
+    (cache,) = caches
+    return cache
+
+
+def _longest(step: DecodeStep | None, spans: Sequence[tuple[SpanStep, Any]] = ()) -> int:
+    rows = step.lengths if step is not None else ()
+    return max([0, *rows, *(span.offset for span, _ in spans)])
 
 
 def _as_row(array: mx.array, span: SpanStep) -> mx.array:

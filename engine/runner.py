@@ -8,7 +8,9 @@ takes one token per step with all the others. How a step is computed depends on 
   span. For families all of whose layers are attention.
 - hybrid: chunks one request at a time, then one forward over `[rows, 1]`. Recurrent layers need the
   sequence axis.
-- dense: as hybrid, attention rows in one padded block, for families that do arithmetic on keys (MLA).
+- dense: as hybrid, attention rows in one padded block, for families that do arithmetic on keys and are not
+  known to `chairlift.patches.parts`.
+- rows: as flat, but every row keeps its own caches and attention runs row by row.
 - solo: every row by itself on its own caches. Slow and never wrong.
 """
 
@@ -23,6 +25,7 @@ from typing import Any
 import mlx.core as mx
 
 from chairlift.cache.batch import RowBatch
+from chairlift.cache.separate import SeparateRows
 from chairlift.cache.step import DecodeStep
 from chairlift.cache.views import SpanStep
 from chairlift.engine.plan import NewRow, RunnerStats, Sample, Span, StepPlan, StepResult
@@ -34,13 +37,36 @@ TIDY_STEPS = 256
 """Steps between returns of unused buffers to the system, as mlx-lm does it."""
 
 
+FLAT_STEP = 32
+"""On CUDA a step with prefill is padded to a multiple of this many tokens: every new number of tokens costs
+milliseconds of planning."""
+
+
 class Batching(StrEnum):
     """How a family's rows share a step."""
 
     FLAT = "flat"
     HYBRID = "hybrid"
     DENSE = "dense"
+    ROWS = "rows"
     SOLO = "solo"
+
+
+FLAT_STEPS = (Batching.FLAT, Batching.ROWS)
+"""Decode rows and prefill chunks in one forward over `[tokens, 1]`."""
+
+
+def make_batch(batching: Batching, template: Sequence[Any]) -> RowBatch | SeparateRows:
+    """An empty batch of rows with caches such as `template`.
+
+    Raises:
+        ValueError: caches that cannot share a batch this way.
+    """
+    if batching is Batching.SOLO:
+        return RowBatch([])
+    if batching is Batching.ROWS:
+        return SeparateRows(template)
+    return RowBatch(template, dense=batching is Batching.DENSE)
 
 
 @dataclass(slots=True)
@@ -168,7 +194,7 @@ class MlxRunner:
             self._gather([])
             return flight
         try:
-            if self.batching is Batching.FLAT:
+            if self.batching in FLAT_STEPS:
                 self._launch_flat(flight, decode, spans)
             else:
                 self._launch_apart(flight, decode, spans)
@@ -192,16 +218,19 @@ class MlxRunner:
         for span in spans:
             steps.append(SpanStep(start, start + len(span.tokens), span.start))
             start += len(span.tokens)
+        padding = -start % FLAT_STEP if spans and mx.cuda.is_available() else 0
         positions = list(step.lengths) if step is not None else []
         tokens: list[int] = []
         for span in spans:
             positions += range(span.start, span.start + len(span.tokens))
             tokens += span.tokens
+        positions += [0] * padding
+        tokens += [0] * padding
         parts = [self._pending] if self._pending is not None and step is not None else []
         parts += [mx.array(tokens, dtype=mx.int32)] if tokens else []
         inputs = parts[0] if len(parts) == 1 else mx.concatenate(parts)
         own = [(at, self._own(span.row)) for at, span in zip(steps, spans, strict=True)]
-        caches = self._batch.caches(step, mx.array(positions, dtype=mx.int32), own)
+        caches = self._batch.caches(step, mx.array(positions, dtype=mx.int32), own, padding)
         ending = [(span.row, at.stop - 1) for at, span in zip(steps, spans, strict=True) if span.last]
         wanted = [*range(len(self._batch.order)), *(index for _, index in ending)]
         logits = self._logits(inputs[:, None], caches, wanted)
@@ -443,9 +472,8 @@ class MlxRunner:
         self._batch = self._fresh_batch()
         self._pending = None
 
-    def _fresh_batch(self) -> RowBatch:
-        template = [] if self.batching is Batching.SOLO else self._make_cache()
-        return RowBatch(template, dense=self.batching is Batching.DENSE)
+    def _fresh_batch(self) -> RowBatch | SeparateRows:
+        return make_batch(self.batching, self._make_cache())
 
     def _tidy(self, *, idle: bool) -> None:
         self._steps += 1

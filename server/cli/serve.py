@@ -57,7 +57,7 @@ def serve(
         int | None,
         typer.Option(
             min=1,
-            help="Tokens a step computes at most; long prompts are cut to fit. By default it suits the device.",
+            help="Tokens a step computes at most; long prompts are cut to fit. The default suits the device.",
         ),
     ] = None,
     max_waiting: Annotated[
