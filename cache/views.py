@@ -96,6 +96,10 @@ class AttendView:
     def spans(self) -> Sequence[tuple[SpanStep, Any]]:
         return self._spans
 
+    @property
+    def padding(self) -> int:
+        return self._padding
+
     def by_parts(
         self, attention: Attention, mask: Any, arrays: Sequence[mx.array], *, alone: bool = False
     ) -> mx.array:

@@ -1,8 +1,9 @@
 """Finding out how a model's rows may share a step, by trying it on the model itself.
 
-From the fastest way to the slowest (flat, hybrid, dense, solo), the first whose logits equal those of solo
-runs is taken. So a family that nobody looked at is served right, if not fast. The trial takes a few forwards
-over prompts of a dozen tokens. `docs/models.md` holds the outcome for every family that mlx-lm knows.
+From the fastest way to the slowest (flat, hybrid, dense, rows, solo), the first whose logits equal those of
+solo runs is taken. So a family that nobody looked at is served right, if not fast. The trial takes a few
+forwards over prompts of a dozen tokens. `docs/models.md` holds the outcome for every family that mlx-lm
+knows.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models.cache import ArraysCache, make_prompt_cache
 
-from chairlift.cache.batch import RowBatch, UnsupportedCache
+from chairlift.cache.batch import RowBatch
+from chairlift.cache.separate import SeparateRows
 from chairlift.cache.views import SpanStep
-from chairlift.engine.runner import Batching
+from chairlift.engine.runner import FLAT_STEPS, Batching, make_batch
 
 log = logging.getLogger(__name__)
 
@@ -51,16 +53,12 @@ def find_batching(model: nn.Module, vocab_size: int) -> Finding:
     """
     trial = _Trial(model, vocab_size)
     whole = not trial.chunks_agree()
-    try:
-        RowBatch(make_prompt_cache(model))
-    except UnsupportedCache as error:
-        return Finding(Batching.SOLO, ((Batching.FLAT, str(error)),), whole)
     if whole:
         return Finding(
             Batching.SOLO, ((Batching.FLAT, "Its prompts must be prefilled in one piece."),), whole
         )
     reasons: list[tuple[Batching, str]] = []
-    for batching in (Batching.FLAT, Batching.HYBRID, Batching.DENSE):
+    for batching in (Batching.FLAT, Batching.HYBRID, Batching.DENSE, Batching.ROWS):
         reason = trial.objection(batching)
         if reason is None:
             return Finding(batching, tuple(reasons))
@@ -108,9 +106,9 @@ class _Trial:
     def objection(self, batching: Batching) -> str | None:
         """Why the model cannot be batched this way, or None."""
         template = make_prompt_cache(self._model)
-        if batching is Batching.FLAT and RowBatch(template).has_recurrent:
-            return "Recurrent layers need the sequence axis."
         try:
+            if batching is Batching.FLAT and make_batch(batching, template).has_recurrent:
+                return "Recurrent layers need the sequence axis."
             logits = self._run(batching, template)
             mx.eval(logits)
         except Exception as error:
@@ -138,7 +136,7 @@ class _Trial:
 
     def _run(self, batching: Batching, template: list[Any]) -> list[mx.array]:
         """The same, all rows at once; the last row joins a step later than the others."""
-        batch = RowBatch(template, dense=batching is Batching.DENSE)
+        batch = make_batch(batching, template)
         caches = [make_prompt_cache(self._model) for _ in self._prompts]
         logits: list[list[mx.array]] = [[] for _ in self._prompts]
         done = [0] * len(self._prompts)
@@ -146,7 +144,7 @@ class _Trial:
         for step in range(_STEPS + 1):
             entering = [row for row in waiting if row < len(self._prompts) - 1 or step == 1]
             waiting = [row for row in waiting if row not in entering]
-            if batching is Batching.FLAT:
+            if batching in FLAT_STEPS:
                 self._flat(batch, caches, entering, logits, done)
             else:
                 for row in entering:
@@ -156,7 +154,7 @@ class _Trial:
         self._decode(batch, logits, done)
         return [mx.stack(row) for row in logits]
 
-    def _decode(self, batch: RowBatch, logits: list[list[mx.array]], done: list[int]) -> None:
+    def _decode(self, batch: RowBatch | SeparateRows, logits: list[list[mx.array]], done: list[int]) -> None:
         batch.change(leave=[row for row in batch.order if done[row] == _STEPS])
         if not batch.order:
             return
@@ -169,7 +167,7 @@ class _Trial:
 
     def _flat(
         self,
-        batch: RowBatch,
+        batch: RowBatch | SeparateRows,
         caches: list[list[Any]],
         entering: Sequence[int],
         logits: list[list[mx.array]],
@@ -204,8 +202,10 @@ class _Trial:
 
 
 def _distance(logits: mx.array, solo: mx.array) -> float:
-    """Largest difference as a share of the largest logit; NaN is infinitely far."""
-    share = mx.abs(logits - solo).max() / mx.maximum(mx.abs(solo).max(), 1e-6)
+    """Largest difference as a share of the largest logit; NaN is infinitely far, a token silenced in both
+    is equal."""
+    apart = mx.where(logits == solo, 0.0, mx.abs(logits - solo)).max()
+    share = apart / mx.maximum(mx.where(mx.isinf(solo), 0.0, mx.abs(solo)).max(), 1e-6)
     distance = float(cast(float, share.item()))
     return distance if distance == distance else float("inf")
 
