@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from chairlift.patches.attention import apply_attention_seam
-from chairlift.patches.gemma2 import patch_gemma2_mask
-from chairlift.patches.plamo3 import patch_plamo3_window
+from collections.abc import Sequence
 
-__all__ = ["apply_patches"]
+from chairlift.patches.registry import MLX_LM, MLX_VLM, PATCHES, Outcome, apply_all, undo_all
+
+__all__ = ["MLX_LM", "MLX_VLM", "PATCHES", "Outcome", "apply_patches", "undo_patches"]
 
 
-def apply_patches() -> None:
-    """Apply every patch that the installed versions need. Idempotent."""
-    apply_attention_seam()
-    patch_gemma2_mask()
-    patch_plamo3_window()
+def apply_patches(upstreams: Sequence[str] = (MLX_LM,)) -> list[Outcome]:
+    """Apply every patch of the given upstreams that the installed versions need. Idempotent."""
+    return apply_all(PATCHES, upstreams)
+
+
+def undo_patches() -> None:
+    """Put every original back."""
+    undo_all(PATCHES)

@@ -2,7 +2,8 @@
 
 Upstream, mlx-lm 0.32: `gemma2.Attention` groups query heads, so its scores are 5-d `[rows, kv_heads, repeats,
 queries, keys]`, while the mask of a batch is 4-d `[rows, 1, queries, keys]`: numpy's rules then line the
-mask's rows up with the heads, an exception at most shapes and wrong answers where the counts agree.
+mask's rows up with the heads, an exception at most shapes and wrong answers where the counts agree. It also
+groups the keys itself, so it goes by the parts of a step (`chairlift.patches.parts`).
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-VERSIONS = "mlx-lm >=0.32,<0.33"
+from chairlift.patches.parts import calling_by_parts
+
+VERSIONS = ">=0.32.2,<0.33"
 _MARK = "__chairlift_original__"
 
 
@@ -30,8 +33,9 @@ def patch_gemma2_mask() -> bool:
             mask = mask[:, :, None]
         return original(self, x, mask, cache)
 
-    setattr(call, _MARK, original)
-    gemma2.Attention.__call__ = call
+    by_parts = calling_by_parts(call)
+    setattr(by_parts, _MARK, original)
+    gemma2.Attention.__call__ = by_parts
     return True
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-VERSIONS = "mlx-lm >=0.32,<0.33"
+VERSIONS = ">=0.32.2,<0.33"
 _MARK = "__chairlift_original__"
 
 
