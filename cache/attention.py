@@ -55,10 +55,12 @@ class CohortKV:
 
     Args:
         window: tokens a sliding-window layer keeps; None for full attention.
+        single: the class of one request's cache (mlx-lm's or mlx-vlm's), for `read`.
     """
 
-    def __init__(self, window: int | None = None) -> None:
+    def __init__(self, window: int | None = None, single: type[Any] | None = None) -> None:
         self.window = window
+        self._single = single if single is not None else KVCache if window is None else RotatingKVCache
         self.blocks: dict[int, Block] = {}
         self._constants: dict[float, mx.array] = {}
 
@@ -73,7 +75,7 @@ class CohortKV:
                 case Drop(key):
                     del self.blocks[key]
 
-    def write(self, place: Place, cache: KVCache | RotatingKVCache) -> None:
+    def write(self, place: Place, cache: Any) -> None:
         """Copy a single-request cache (batch 1) into a slot.
 
         Raises:
@@ -94,7 +96,7 @@ class CohortKV:
             block.keys[slot, :, target : target + count] = keys[:, :, source : source + count]
             block.values[slot, :, target : target + count] = values[:, :, source : source + count]
 
-    def read(self, place: Place, tokens: int) -> KVCache | RotatingKVCache:
+    def read(self, place: Place, tokens: int) -> Any:
         """The single-request cache of a slot that holds `tokens` tokens, in memory of its own."""
         block = self.blocks[place.cohort]
         kept = tokens if self.window is None else min(tokens, self.window)
@@ -102,15 +104,12 @@ class CohortKV:
         if block.keys is not None and block.values is not None and kept:
             keys = self._unrolled(block.keys[place.slot : place.slot + 1], tokens, kept)
             values = self._unrolled(block.values[place.slot : place.slot + 1], tokens, kept)
-        if self.window is None:
-            cache = KVCache()
-            if keys is not None:
-                cache.state = (keys, values, tokens)
-            return cache
-        ring = RotatingKVCache(max_size=self.window)
-        if keys is not None:
-            ring.state = (keys, values, tokens, 0, self.window, kept)
-        return ring
+        cache = self._single() if self.window is None else self._single(max_size=self.window)
+        cache.keys, cache.values = keys, values
+        cache.offset = tokens if keys is not None else 0
+        if self.window is not None:
+            cache._idx = kept if keys is not None else 0
+        return cache
 
     def append(self, step: CohortStep, keys: mx.array, values: mx.array) -> None:
         """Store one new token of each row of the cohort: `[rows, kv_heads, 1, head_dim]`, in slot order."""
@@ -226,18 +225,17 @@ class CohortKV:
 
 def _temporal(cache: Any) -> tuple[mx.array, mx.array]:
     """Keys and values of a single-request cache, oldest token first, unused room cut off."""
-    if isinstance(cache, RotatingKVCache):
-        keys, values, offset, keep, _, index = cache.state
-        if keep:
-            raise ValueError("A rotating cache that keeps its first tokens cannot join a batch.")
-        width = keys.shape[2]
-        if index < min(offset, width):
-            order = [slice(index, width), slice(0, index)]
-            keys, values = (mx.concatenate([a[:, :, part] for part in order], axis=2) for a in (keys, values))
-            return keys, values
-        return keys[:, :, :index], values[:, :, :index]
-    keys, values = cache.state[:2]
-    return keys[:, :, : cache.offset], values[:, :, : cache.offset]
+    keys, values, offset = cache.keys, cache.values, int(cache.offset)
+    if not hasattr(cache, "max_size"):
+        return keys[:, :, :offset], values[:, :, :offset]
+    if cache.keep:
+        raise ValueError("A rotating cache that keeps its first tokens cannot join a batch.")
+    index, width = int(cache._idx), keys.shape[2]
+    if index < min(offset, width):
+        order = [slice(index, width), slice(0, index)]
+        keys, values = (mx.concatenate([a[:, :, part] for part in order], axis=2) for a in (keys, values))
+        return keys, values
+    return keys[:, :, :index], values[:, :, :index]
 
 
 def _zeros_like(array: mx.array, slots: int, capacity: int) -> mx.array:
