@@ -25,6 +25,8 @@ class NewRow:
     """Tokens this row has drawn before (above 0 after preemption); the counter of its random keys."""
     media: PreparedMedia | None = None
     """Images of the prompt; their tokens are among the prompt's."""
+    prompt: tuple[int, ...] = ()
+    """The prompt, where it has images: they are encoded before all of it has come in spans."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,15 +53,18 @@ class StepPlan:
     decode: tuple[int, ...] = ()
     """Rows that feed their pending token (drawn in the step before, maybe not yet seen by the host) and
     draw one more."""
+    encode: tuple[int, ...] = ()
+    """Rows that encode one more of their images, a piece of work of its own beside the others' tokens. A span
+    of a row whose images are not all encoded encodes the rest first."""
 
     @property
     def idle(self) -> bool:
         """Nothing to compute (it may still release rows)."""
-        return not (self.prefill or self.decode)
+        return not (self.prefill or self.decode or self.encode)
 
     @property
     def rows(self) -> tuple[int, ...]:
-        return tuple(span.row for span in self.prefill) + self.decode
+        return tuple(span.row for span in self.prefill) + self.decode + self.encode
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +89,8 @@ class StepResult:
     lost: Mapping[int, str] = field(default_factory=dict)
     """Rows whose state went down with a step that was not their fault; their tokens are kept by the
     scheduler, which starts them again (`NewRow` with `drawn`) or fails them."""
+    encoded: frozenset[int] = frozenset()
+    """Rows of the plan's `encode` all of whose images are encoded by now."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,7 @@ from chairlift.cache.step import DecodeStep
 from chairlift.cache.views import SpanStep
 from chairlift.engine.plan import NewRow, RunnerStats, Sample, Span, StepPlan, StepResult
 from chairlift.engine.sampling import Draw, Drawn, row_key, sample
+from chairlift.engine.sight import RowSight, Sight
 
 log = logging.getLogger(__name__)
 
@@ -84,6 +85,13 @@ class _Row:
     """Prompt tokens still to come with the last chunk, where a model needs its prompt in one piece."""
     pending: mx.array | None = None
     """int32 scalar, not yet in the batch's `pending`: the last token drawn, or a prompt's last token."""
+    sight: RowSight | None = None
+    """Its images, from when they are first needed."""
+
+    @property
+    def delta(self) -> int:
+        """Rotary position less index of the tokens behind its prompt."""
+        return self.sight.delta if self.sight is not None else 0
 
     def draw(self) -> Draw:
         return Draw(self.spec.sampling, self.key, self.drawn)
@@ -99,6 +107,7 @@ class _Flight:
     wanted: dict[int, int | None] = field(default_factory=dict)
     drawn: Drawn | None = None
     arrays: list[mx.array] = field(default_factory=list)
+    encoded: set[int] = field(default_factory=set)
     failed: dict[int, str] = field(default_factory=dict)
     lost: dict[int, str] = field(default_factory=dict)
 
@@ -107,19 +116,22 @@ class _Flight:
         return [*(self.drawn.arrays if self.drawn is not None else ()), *self.arrays]
 
 
-Forward = Callable[[mx.array, list[Any]], mx.array]
+Forward = Callable[..., mx.array]
 
 
 class MlxRunner:
     """The `Runner` (chairlift.engine.plan) over a loaded model.
 
     Args:
-        forward: tokens int32 `[batch, length]` and caches -> logits `[batch, length, vocab]`.
+        forward: tokens int32 `[batch, length]` and caches -> logits `[batch, length, vocab]`. With rows that
+            have images also `deltas`, int32 `[batch]`, in a step of several rows, or what `RowSight.told`
+            says of a span.
         make_cache: fresh caches for one request, one per layer.
         batching: how the family shares a step.
         split: (body, head) with `forward == head(body(...))`: lets a flat step compute logits only for the
             tokens that draw. None computes them for all.
         whole_prompts: hold a prompt's chunks back until the last and prefill them in one piece.
+        sight: encodes images; None for a model that takes none.
     """
 
     def __init__(
@@ -130,12 +142,14 @@ class MlxRunner:
         *,
         split: tuple[Callable[..., mx.array], Callable[[mx.array], mx.array]] | None = None,
         whole_prompts: bool = False,
+        sight: Sight | None = None,
     ) -> None:
         self.batching = batching
         self._forward = forward
         self._make_cache = make_cache
         self._split = split
         self._whole_prompts = whole_prompts
+        self._sight = sight
         self._rows: dict[int, _Row] = {}
         self._batch = self._fresh_batch()
         self._pending: mx.array | None = None
@@ -174,7 +188,7 @@ class MlxRunner:
         self._make_cache = list
         self._reset_batch()
         self._forward = _closed
-        self._split = None
+        self._split = self._sight = None
         mx.clear_cache()
 
     # Launching
@@ -188,11 +202,18 @@ class MlxRunner:
             self._gather([])
             return None
         flight = _Flight(plan.number, plan.rows)
+        self._launch_tokens(plan, flight)
+        for row in plan.encode:
+            if self._present(row, flight):
+                self._encode(row, flight)
+        return flight
+
+    def _launch_tokens(self, plan: StepPlan, flight: _Flight) -> None:
         decode = [row for row in plan.decode if self._present(row, flight)]
         spans = [span for span in plan.prefill if self._present(span.row, flight)]
         if not decode and not spans:
             self._gather([])
-            return flight
+            return
         try:
             if self.batching in FLAT_STEPS:
                 self._launch_flat(flight, decode, spans)
@@ -203,7 +224,6 @@ class MlxRunner:
             # Half the layers may hold the step's tokens: nothing that took part can be used again.
             log.exception("step %d could not be built", plan.number)
             self._fail_step(flight, decode, spans, error)
-        return flight
 
     def _present(self, row: int, flight: _Flight) -> bool:
         if row in self._rows:
@@ -212,7 +232,15 @@ class MlxRunner:
         return False
 
     def _launch_flat(self, flight: _Flight, decode: Sequence[int], spans: Sequence[Span]) -> None:
-        self._gather(decode)
+        """Decode rows and the chunks of text in one forward. A row with images prefills by itself: its tokens
+        go in as embeddings, and with positions of their own."""
+        seeing = [span for span in spans if self._rows[span.row].spec.media is not None]
+        spans = [span for span in spans if span not in seeing]
+        alone, logits_alone, ready = self._prefill_each(flight, seeing)
+        self._gather([*decode, *ready])
+        if not self._batch.order and not spans:
+            self._sample(flight, alone, mx.concatenate(logits_alone) if alone else mx.array([]))
+            return
         step = self._begin() if self._batch.order else None
         steps, start = [], len(self._batch.order)
         for span in spans:
@@ -231,44 +259,36 @@ class MlxRunner:
         inputs = parts[0] if len(parts) == 1 else mx.concatenate(parts)
         own = [(at, self._own(span.row)) for at, span in zip(steps, spans, strict=True)]
         caches = self._batch.caches(step, mx.array(positions, dtype=mx.int32), own, padding)
+        told = self._deltas(len(positions))
         ending = [(span.row, at.stop - 1) for at, span in zip(steps, spans, strict=True) if span.last]
         wanted = [*range(len(self._batch.order)), *(index for _, index in ending)]
-        logits = self._logits(inputs[:, None], caches, wanted)
+        logits = self._logits(inputs[:, None], caches, wanted, told)
         self._after_decode()
         for span in spans:
             self._rows[span.row].held = span.start + len(span.tokens)
             flight.arrays += _state(self._own(span.row))
-        self._sample(flight, [*self._batch.order, *(row for row, _ in ending)], logits)
+        if alone:
+            logits = mx.concatenate([logits, *logits_alone])
+        self._sample(flight, [*self._batch.order, *(row for row, _ in ending), *alone], logits)
 
-    def _logits(self, inputs: mx.array, caches: list[Any], wanted: Sequence[int]) -> mx.array:
+    def _logits(
+        self, inputs: mx.array, caches: list[Any], wanted: Sequence[int], told: dict[str, mx.array]
+    ) -> mx.array:
         """Logits `[len(wanted), vocab]` of the wanted tokens of a flat step `[tokens, 1]`."""
         everything = list(wanted) == list(range(inputs.shape[0]))
         if self._split is None:
-            logits = self._forward(inputs, caches)[:, -1]
+            logits = self._forward(inputs, caches, **told)[:, -1]
             return logits if everything else logits[mx.array(list(wanted), dtype=mx.int32)]
         body, head = self._split
-        hidden = body(inputs, cache=caches)
+        hidden = body(inputs, cache=caches, **told)
         if not everything:
             hidden = hidden[mx.array(list(wanted), dtype=mx.int32)]
         return head(hidden)[:, -1]
 
     def _launch_apart(self, flight: _Flight, decode: Sequence[int], spans: Sequence[Span]) -> None:
         """Chunks one request at a time, then all decoding rows, those whose prompt ends now included."""
-        drawing: list[int] = []
-        logits: list[mx.array] = []
-        ready = list(decode)
-        for span in spans:
-            try:
-                first = self._prefill(span)
-            except Exception as error:
-                self._fail_row(flight, span.row, error)
-                continue
-            flight.arrays += _state(self._own(span.row))
-            if first is not None:
-                drawing.append(span.row)
-                logits.append(first)
-            elif span.last:
-                ready.append(span.row)
+        drawing, logits, ready = self._prefill_each(flight, spans)
+        ready = [*decode, *ready]
         if self.batching is Batching.SOLO:
             for row in ready:
                 try:
@@ -289,22 +309,50 @@ class MlxRunner:
             joined = logits[0] if len(logits) == 1 else mx.concatenate(logits)
             self._sample(flight, drawing, joined)
 
+    def _prefill_each(
+        self, flight: _Flight, spans: Sequence[Span]
+    ) -> tuple[list[int], list[mx.array], list[int]]:
+        """Chunks one request at a time: (rows that draw, their logits, rows ready to decode)."""
+        drawing: list[int] = []
+        logits: list[mx.array] = []
+        ready: list[int] = []
+        for span in spans:
+            try:
+                first = self._prefill(span)
+            except Exception as error:
+                self._fail_row(flight, span.row, error)
+                continue
+            flight.arrays += _state(self._own(span.row))
+            if first is not None:
+                drawing.append(span.row)
+                logits.append(first)
+            elif span.last:
+                ready.append(span.row)
+        return drawing, logits, ready
+
     def _prefill(self, span: Span) -> mx.array | None:
         """Prefill a chunk on the row's own caches. The last known token is left to the decode pass, so that
-        no logits are computed here; but a state that holds nothing yet takes it, and its logits `[1, vocab]`
-        are returned."""
+        no logits are computed here; but a state that holds nothing yet takes it, and so does one whose last
+        token is part of an image: its logits `[1, vocab]` are returned."""
         row = self._rows[span.row]
+        sight = self._look(row)
+        while sight is not None and not sight.encoded:
+            sight.encode()
         tokens = row.held_back + span.tokens
-        if self._whole_prompts and not span.last:
+        if not span.last and (self._whole_prompts or (sight is not None and sight.whole)):
             row.held_back = tokens
             return None
-        whole = not span.last or span.start + len(span.tokens) == 1
+        row.held_back = ()
+        end = span.start + len(span.tokens)
+        whole = not span.last or end == 1 or (sight is not None and sight.bound(end - 1))
         if not whole:
             row.pending = mx.array(tokens[-1], dtype=mx.int32)
             tokens = tokens[:-1]
         logits = None
         if tokens:
-            logits = self._forward(mx.array(tokens, dtype=mx.int32)[None], self._own(span.row))[:, -1]
+            told = sight.told(row.held, tokens) if sight is not None else {}
+            inputs = mx.array(tokens, dtype=mx.int32)[None]
+            logits = self._forward(inputs, self._own(span.row), **told)[:, -1]
             row.held += len(tokens)
         return logits if whole and span.last else None
 
@@ -316,7 +364,7 @@ class MlxRunner:
         step = self._begin()
         assert self._pending is not None
         caches = self._batch.caches(step, mx.array(list(step.lengths), dtype=mx.int32))
-        logits = self._forward(self._pending[:, None], caches)[:, -1]
+        logits = self._forward(self._pending[:, None], caches, **self._deltas(len(self._batch.order)))[:, -1]
         self._after_decode()
         return [logits]
 
@@ -324,10 +372,37 @@ class MlxRunner:
         row = self._rows[row_id]
         assert row.pending is not None
         caches = self._own(row_id)
-        logits = self._forward(row.pending.reshape(1, 1), caches)[:, -1]
+        told = {"deltas": mx.array([row.delta], dtype=mx.int32)} if row.delta else {}
+        logits = self._forward(row.pending.reshape(1, 1), caches, **told)[:, -1]
         row.held += 1
         flight.arrays += _state(caches)
         return logits
+
+    def _look(self, row: _Row) -> RowSight | None:
+        """The row's images, or None."""
+        if row.spec.media is not None and row.sight is None:
+            if self._sight is None:
+                raise ValueError("This model takes no images.")
+            row.sight = self._sight.row(row.spec.prompt, row.spec.media)
+        return row.sight
+
+    def _encode(self, row: int, flight: _Flight) -> None:
+        """One more of the row's images, behind the step's tokens on the device."""
+        try:
+            sight = self._look(self._rows[row])
+            if sight is not None:
+                sight.encode()
+            if sight is None or sight.encoded:
+                flight.encoded.add(row)
+        except Exception as error:
+            self._fail_row(flight, row, error)
+
+    def _deltas(self, tokens: int) -> dict[str, mx.array]:
+        """What a step of `tokens` tokens, the batch's rows first, is told of their images' positions."""
+        deltas = [self._rows[row].delta for row in self._batch.order]
+        if not any(deltas):
+            return {}
+        return {"deltas": mx.array(deltas + [0] * (tokens - len(deltas)), dtype=mx.int32)}
 
     def _own(self, row: int) -> list[Any]:
         caches = self._rows[row].caches
@@ -414,7 +489,8 @@ class MlxRunner:
             fault = _blame(error)
             self._lose(flight, fault)
         samples = self._read(flight, flight.drawn) if flight.drawn is not None else {}
-        return StepResult(flight.number, samples, flight.failed, flight.lost), fault
+        encoded = frozenset(flight.encoded)
+        return StepResult(flight.number, samples, flight.failed, flight.lost, encoded), fault
 
     def _read(self, flight: _Flight, drawn: Drawn) -> dict[int, Sample]:
         tokens: Any = drawn.tokens.tolist()

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import count, cycle
 
+from chairlift.engine.media import PreparedMedia
 from chairlift.engine.plan import NewRow, Runner, Sample, Span, StepPlan, StepResult
 from chairlift.engine.request import SamplingParams
 from tests.mlx.solo import TIE, Prompt, Solo
@@ -30,6 +31,7 @@ class Ride:
         chunks: sizes of its prompt's chunks, over and over until the prompt is through.
         cancel: the step in which it is released for good, wherever it is by then.
         preempt: steps in which its state is dropped; it starts again in the step after, from its tokens.
+        media: images of its prompt.
     """
 
     prompt: Prompt
@@ -38,6 +40,7 @@ class Ride:
     chunks: tuple[int, ...] = (512,)
     cancel: int | None = None
     preempt: tuple[int, ...] = ()
+    media: PreparedMedia | None = None
 
 
 @dataclass(slots=True)
@@ -54,6 +57,8 @@ class _Row:
     """Known tokens in plans so far."""
     running: bool = False
     over: bool = False
+    unseen: int = 0
+    """Images that it takes steps to encode."""
     samples: list[Sample] = field(default_factory=list)
 
     @property
@@ -82,16 +87,21 @@ class Lift:
         while not all(row.over for row in rows):
             release = self._release(rows, step)
             admit = self._admit(rows, step)
-            prefill, decode = [], []
+            prefill, decode, encode = [], [], []
             for row in rows:
                 if not row.running or row.planned >= row.ride.tokens:
                     continue
                 if row.decodes:
                     decode.append(row.row)
                     row.planned += 1
+                elif row.unseen:
+                    encode.append(row.row)
+                    row.unseen -= 1
                 else:
                     prefill.append(self._span(row, next(chunks[row.row])))
-            plan = StepPlan(next(self._number), release, admit, tuple(prefill), tuple(decode))
+            plan = StepPlan(
+                next(self._number), release, admit, tuple(prefill), tuple(decode), tuple(encode)
+            )
             self._take(rows, self._runner.step(plan))
             step += 1
         leftover = tuple(row.row for row in rows)
@@ -122,7 +132,10 @@ class Lift:
             row.running = True
             drawn = [sample.token for sample in row.samples]
             row.known, row.filled, row.planned = [*row.ride.prompt, *drawn], 0, len(drawn)
-            admitted.append(NewRow(row.row, GREEDY, seed=row.row, drawn=len(drawn)))
+            media = row.ride.media
+            row.unseen = len(media.digests) if media is not None else 0
+            prompt = row.ride.prompt if media is not None else ()
+            admitted.append(NewRow(row.row, GREEDY, row.row, len(drawn), media, prompt))
         return tuple(admitted)
 
     def _span(self, row: _Row, size: int) -> Span:
@@ -140,6 +153,8 @@ class Lift:
             if message is not None:
                 self.failures[index] = message
                 row.running, row.over = False, True
+            elif row.row in result.encoded:
+                row.unseen = 0
             elif row.row in result.samples and not (row.over and row.ride.cancel is not None):
                 row.samples.append(result.samples[row.row])
 
