@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Sequence
 from typing import TypeVar
@@ -18,23 +19,34 @@ from chairlift.server.wire.parameters import Surface
 W = TypeVar("W", bound=Wire)
 
 
-async def read_body(request: Request, limit: int) -> bytes:
+async def read_body(request: Request, limit: int, patience_s: float) -> bytes:
     """The whole body, counted as it comes: a `content-length` may be missing or wrong.
 
     Raises:
-        APIError: 413 as soon as more than `limit` bytes are announced or have come.
+        APIError: 413 as soon as more than `limit` bytes are announced or have come; 408 when nothing comes
+            for `patience_s` seconds.
     """
     announced = request.headers.get("content-length", "")
     if announced.isascii() and announced.isdigit() and int(announced) > limit:
         raise _too_large(limit)
     chunks: list[bytes] = []
     size = 0
+    now = asyncio.get_running_loop().time
     try:
-        async for chunk in request.stream():
-            size += len(chunk)
-            if size > limit:
-                raise _too_large(limit)
-            chunks.append(chunk)
+        async with asyncio.timeout(patience_s) as deadline:
+            async for chunk in request.stream():
+                deadline.reschedule(now() + patience_s)
+                size += len(chunk)
+                if size > limit:
+                    raise _too_large(limit)
+                chunks.append(chunk)
+    except TimeoutError:
+        raise APIError(
+            408,
+            f"The request body did not go on for {patience_s:g} seconds.",
+            code="request_timeout",
+            headers={"Connection": "close"},
+        ) from None
     except ClientDisconnect:
         raise APIError(CLIENT_CLOSED_REQUEST, "The client left.") from None
     return b"".join(chunks)

@@ -21,6 +21,7 @@ from chairlift.engine.engine import Engine, EngineConfig
 from chairlift.engine.errors import EngineError
 from chairlift.engine.plan import ModelInfo, RunnerStats
 from chairlift.server.app import create_app
+from chairlift.server.connection import Connection
 from chairlift.server.metrics import ServerMetrics
 from chairlift.server.settings import ServerSettings
 
@@ -230,6 +231,7 @@ def _end_process(code: int) -> None:
 def _uvicorn_config(app: object, access_log: bool) -> uvicorn.Config:
     return uvicorn.Config(
         app,  # type: ignore[arg-type]
+        http=Connection,
         lifespan="off",
         ws="none",
         log_config=None,
@@ -249,6 +251,10 @@ class _Server(uvicorn.Server):
         self._exit = asyncio.Event()
 
     def exit(self) -> None:
+        """Leave: what was asked in full is answered first, what was asked by half is not waited for."""
+        for connection in list(self.server_state.connections):
+            if isinstance(connection, Connection):
+                connection.cut_half_request()
         self.should_exit = True
         self._exit.set()
 

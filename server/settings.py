@@ -11,6 +11,8 @@ class ServerSettings:
 
     max_body_bytes: int = 32 * 2**20
     """A longer request body is refused with 413 before it is read to its end."""
+    body_patience_s: float = 30.0
+    """A request body of which nothing comes for so many seconds is given up with 408."""
     max_prompts: int = 128
     """Most prompts in one completion request; each is a request of its own to the engine."""
     max_json_depth: int = 64

@@ -34,7 +34,7 @@ async def answer(
     context = context_of(http)
     context.admit()
     settings, engine = context.settings, context.engine
-    raw = await read_body(http, settings.max_body_bytes)
+    raw = await read_body(http, settings.max_body_bytes, settings.body_patience_s)
     request_id = prefix + uuid.uuid4().hex
     # In a thread, however short the body: tokenizing takes turns, and the event loop must not wait for its
     # turn behind somebody's long prompt.

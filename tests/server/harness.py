@@ -14,6 +14,7 @@ from fastapi import FastAPI
 
 from chairlift.engine.engine import Engine, EngineConfig
 from chairlift.server.app import create_app
+from chairlift.server.connection import Connection
 from chairlift.server.metrics import ServerMetrics
 from chairlift.server.settings import ServerSettings
 from tests.fakes import FakeRunner, FakeTokenizer, fake_model
@@ -102,9 +103,11 @@ class _Server(uvicorn.Server):
 
 
 @asynccontextmanager
-async def on_socket(app: FastAPI) -> AsyncIterator[str]:
+async def on_socket(app: FastAPI, http: type[Connection] = Connection) -> AsyncIterator[str]:
     """Base URL of the app behind uvicorn on a free port of this loop."""
-    config = uvicorn.Config(app, port=0, lifespan="off", log_config=None, timeout_graceful_shutdown=1)
+    config = uvicorn.Config(
+        app, http=http, ws="none", port=0, lifespan="off", log_config=None, timeout_graceful_shutdown=1
+    )
     server = _Server(config)
     config.load()
     server.lifespan = config.lifespan_class(config)

@@ -1,0 +1,124 @@
+"""Clients that stop in the middle of what they say."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import httpx
+import pytest
+
+from chairlift.server.connection import Connection
+from chairlift.server.settings import ServerSettings
+from tests.fakes import FakeRunner, answering
+from tests.server.harness import Lift, chat_body, lift, on_socket
+from tests.server.test_serve import serving
+
+HALF_HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: t\r\n"
+HALF_BODY = HALF_HEAD + b'Content-Length: 100\r\n\r\n{"model"'
+Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+class Impatient(Connection):
+    head_s = 0.05
+
+
+@asynccontextmanager
+async def connected(
+    http: type[Connection] = Connection, settings: ServerSettings | None = None
+) -> AsyncIterator[tuple[Lift, Streams]]:
+    runner = FakeRunner(answering("bonjour"))
+    async with lift(runner, settings=settings) as server, on_socket(server.app, http) as url:
+        address = httpx.URL(url)
+        reader, writer = await asyncio.open_connection(address.host, address.port)
+        try:
+            yield server, (reader, writer)
+        finally:
+            writer.close()
+            await writer.wait_closed()
+
+
+async def answer(reader: asyncio.StreamReader) -> tuple[int, dict[str, object]]:
+    """Status and body of the next response."""
+    head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
+    length = int(head.partition("content-length: ")[2].split("\r\n")[0])
+    return int(head.split()[1]), json.loads(await reader.readexactly(length))
+
+
+def whole_request() -> bytes:
+    body = json.dumps(chat_body()).encode()
+    return HALF_HEAD + f"Content-Length: {len(body)}\r\n\r\n".encode() + body
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET", HALF_HEAD], ids=["nothing", "a word", "half"])
+async def test_a_head_that_does_not_end_closes_the_connection(sent: bytes) -> None:
+    async with connected(Impatient) as (_, (reader, writer)):
+        writer.write(sent)
+        async with asyncio.timeout(10):
+            assert await reader.read() == b""
+
+
+async def test_also_on_a_connection_that_has_served_before() -> None:
+    async with connected(Impatient) as (_, (reader, writer)):
+        writer.write(whole_request())
+        assert (await answer(reader))[0] == 200
+        writer.write(HALF_HEAD)
+        async with asyncio.timeout(4):  # upstream's own limit, 5 s, is for connections that say nothing
+            assert await reader.read() == b""
+
+
+async def test_an_answer_may_take_longer_than_a_head() -> None:
+    async with connected(Impatient) as (server, (reader, writer)):
+        server.runner.close_gate()
+        writer.write(whole_request())
+        await server.runner.at_gate()
+        await asyncio.sleep(3 * Impatient.head_s)
+        server.runner.open_gate()
+        status, body = await answer(reader)
+        assert (status, body["object"]) == (200, "chat.completion")
+
+
+async def test_a_body_that_does_not_go_on_is_408() -> None:
+    async with connected(settings=ServerSettings(body_patience_s=0.05)) as (_, (reader, writer)):
+        writer.write(HALF_BODY)
+        async with asyncio.timeout(10):
+            status, body = await answer(reader)
+            assert await reader.read() == b""
+    assert status == 408
+    error = body["error"]
+    assert isinstance(error, dict) and error["code"] == "request_timeout"
+
+
+async def test_a_body_that_goes_on_slowly_is_read() -> None:
+    async with connected(settings=ServerSettings(body_patience_s=5)) as (_, (reader, writer)):
+        request = whole_request()
+        for at in range(0, len(request), 7):
+            writer.write(request[at : at + 7])
+            await writer.drain()
+            await asyncio.sleep(0)
+        assert (await answer(reader))[0] == 200
+
+
+async def test_a_request_to_upgrade_is_answered_without_one(caplog: pytest.LogCaptureFixture) -> None:
+    headers = {"Upgrade": "websocket", "Connection": "Upgrade"}
+    async with lift() as server, on_socket(server.app) as url, httpx.AsyncClient(base_url=url) as client:
+        assert (await client.get("/v1/models", headers=headers)).status_code == 200
+    assert caplog.text == ""
+
+
+def test_half_a_request_does_not_hold_up_the_exit() -> None:
+    """It has nobody to answer: no wait, and no trace of it on stderr."""
+    with serving(3600, "short") as process:
+        port = httpx.URL(process.url).port
+        with socket.create_connection(("127.0.0.1", port)) as client:
+            client.sendall(HALF_BODY)
+            with socket.create_connection(("127.0.0.1", port)) as other:
+                other.sendall(HALF_HEAD)
+                assert httpx.get(f"{process.url}/health").status_code == 200
+                process.signal(signal.SIGTERM)
+                assert process.end() == (0, "")
+                assert client.recv(1) == other.recv(1) == b""
