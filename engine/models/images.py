@@ -1,0 +1,339 @@
+"""Images of mlx-vlm's models: encoded once each, then read as embeddings of the prompt's image tokens.
+
+A family's `get_input_embeddings` runs its vision tower and puts the features in place of the image tokens'
+embeddings. What it puts there depends on the image alone in nearly every family, so those rows are kept by
+the image's digest and serve every later prompt with that image, wherever it stands. Families that compute
+more from a prompt than that (per-layer inputs) are kept by the whole prompt.
+
+Runs on the MLX thread. Encoding and the index of multimodal positions read arrays on the host, as upstream's
+code does; nothing else here does.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from chairlift.engine.media import PreparedMedia
+from chairlift.engine.models.encoded import EncodedImages
+
+TOKEN_NAMES = (
+    "image_token_index",
+    "image_token_id",
+    "media_placeholder_token_id",
+    "img_context_token_id",
+)
+"""Names that configurations give to the token an image's features replace."""
+GRIDS = ("image_grid_thw", "image_grid_hws", "grid_thws")
+"""Inputs that say how many patches of `pixel_values` each image has, as factors."""
+BY_IMAGE = frozenset(
+    {
+        "inputs_embeds",
+        "position_ids",
+        "rope_deltas",
+        "visual_pos_masks",
+        "deepstack_visual_embeds",
+        "attention_mask",
+        "attention_mask_4d",
+    }
+)
+"""What `get_input_embeddings` may return where features belong to images one by one. Its 4-d mask is all
+ones: upstream's own generation passes it on under a name that no such language model reads."""
+PIXELS = "pixel_values"
+NOT_INPUTS = frozenset({"input_ids", "attention_mask", "mask", PIXELS})
+
+
+@dataclass(frozen=True, slots=True)
+class ImageRows:
+    """One image as the language model sees it.
+
+    Attributes:
+        embeds: `[tokens, hidden]`.
+        deep: added to the hidden states behind the first layers, `[tokens, hidden]` each (Qwen3-VL).
+    """
+
+    embeds: mx.array
+    deep: tuple[mx.array, ...] = ()
+
+    @property
+    def nbytes(self) -> int:
+        return int(self.embeds.nbytes) + sum(int(array.nbytes) for array in self.deep)
+
+
+@dataclass(frozen=True, slots=True)
+class PromptRows:
+    """A prompt with images, of a family whose features are not by image: arrays by name, with one entry for
+    each token of the prompt on axis 1."""
+
+    arrays: Mapping[str, mx.array]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(int(array.nbytes) for array in self.arrays.values())
+
+
+Encoded = ImageRows | PromptRows
+
+
+class Eyes:
+    """`chairlift.engine.sight.Sight` of one mlx-vlm model.
+
+    Args:
+        model: as mlx-vlm loads it.
+        kept: encoded images of this model.
+    """
+
+    def __init__(self, model: Any, kept: EncodedImages[Encoded] | None = None) -> None:
+        self.model = model
+        self.kept: EncodedImages[Encoded] = EncodedImages() if kept is None else kept
+        self.by_image = True
+        """False once the model has returned features that are not."""
+        self.image_tokens = np.array(image_token_ids(model.config), dtype=np.int64)
+        self.rope_index = getattr(model.language_model, "get_rope_index", None)
+
+    def row(self, prompt: tuple[int, ...], media: PreparedMedia) -> RowImages:
+        """See `chairlift.engine.sight.Sight`."""
+        return RowImages(self, prompt, media)
+
+    def whole_prompts(self) -> bool:
+        """The model says that a prompt must not be prefilled in chunks."""
+        parts = (self.model, self.model.language_model)
+        for part in parts:
+            policy = getattr(part, "chunked_prefill_policy", None)
+            if callable(policy):
+                return not policy(prefill_kwargs={})
+        return any(getattr(part, "no_chunked_prefill", False) for part in parts)
+
+    def embed(self, tokens: Sequence[int]) -> mx.array:
+        """Embeddings `[1, n, hidden]` of text."""
+        embeds: mx.array = self.model.get_input_embeddings(_ids(tokens), None).inputs_embeds
+        return embeds
+
+    def features(self, tokens: Sequence[int], inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """What the model makes of a prompt with images: upstream's `InputEmbeddingsFeatures`, without what
+        is None."""
+        ids = _ids(tokens)
+        pixels = _as_mlx(inputs.get(PIXELS))
+        rest = {name: _as_mlx(value) for name, value in inputs.items() if name not in NOT_INPUTS}
+        found = self.model.get_input_embeddings(ids, pixels, mask=mx.ones_like(ids), **rest)
+        return {name: value for name, value in found.to_dict().items() if value is not None}
+
+
+class RowImages:
+    """`chairlift.engine.sight.RowSight` of one row."""
+
+    def __init__(self, eyes: Eyes, prompt: tuple[int, ...], media: PreparedMedia) -> None:
+        self._eyes = eyes
+        self._prompt = prompt
+        self._media = media
+        self._places = np.flatnonzero(np.isin(np.array(prompt, dtype=np.int64), eyes.image_tokens))
+        counts = media.tokens or ((len(self._places),) if len(media.digests) == 1 else ())
+        if len(self._places) == 0 or (counts and sum(counts) != len(self._places)):
+            raise ValueError(f"{len(self._places)} image tokens for images of {sum(counts)}.")
+        ends = np.cumsum(counts, dtype=np.int64)
+        self._ranges = [(int(end) - count, int(end)) for end, count in zip(ends, counts, strict=True)]
+        self._parts = split_inputs(media.inputs, len(media.digests)) if len(self._ranges) > 1 else None
+        self._images: list[ImageRows | None] = [None] * max(1, len(self._ranges))
+        self._prompt_rows: PromptRows | None = None
+        self._positions: mx.array | None = None
+        self.delta = 0
+        self.encoded = False
+        self.whole = eyes.whole_prompts()
+
+    # Encoding
+
+    def encode(self) -> None:
+        """See `chairlift.engine.sight.RowSight`."""
+        if self.encoded:
+            return
+        if self._eyes.by_image and self._ranges:
+            self._encode_image()
+        if not self._eyes.by_image or not self._ranges:
+            self._encode_prompt()
+        if self._prompt_rows is not None or all(image is not None for image in self._images):
+            self._find_positions()
+            self.encoded = True
+
+    def _encode_image(self) -> None:
+        """What is kept of the images, and the first that is not kept."""
+        kept, keys = self._eyes.kept, self._keys()
+        for index, key in enumerate(keys):
+            found = kept.get(key)
+            if isinstance(found, ImageRows) and len(found.embeds) == _length(self._ranges[index]):
+                self._images[index] = found
+        missing = [index for index, image in enumerate(self._images) if image is None]
+        if not missing:
+            return
+        index = missing[0]
+        if self._parts is None:
+            # Several images whose inputs cannot be told apart, or one.
+            span, inputs, group = (0, len(self._prompt)), self._media.inputs, range(len(keys))
+        else:
+            first, last = self._ranges[index]
+            span = (int(self._places[first]), int(self._places[last - 1]) + 1)
+            inputs, group = self._parts[index], range(index, index + 1)
+        features = self._eyes.features(self._prompt[slice(*span)], inputs)
+        if not features.keys() <= BY_IMAGE:
+            self._eyes.by_image = False
+            return
+        embeds = features["inputs_embeds"][0]
+        deep = list(features.get("deepstack_visual_embeds", ()))
+        base = self._ranges[group[0]][0]
+        for member in group:
+            first, last = self._ranges[member]
+            rows = embeds[mx.array(self._places[first:last] - span[0])]
+            image = ImageRows(rows, tuple(layer[first - base : last - base] for layer in deep))
+            mx.eval(image.embeds, *image.deep)
+            self._images[member] = image
+            kept.put(keys[member], image)
+
+    def _keys(self) -> Sequence[Hashable]:
+        return [("image", digest) for digest in self._media.digests]
+
+    def _encode_prompt(self) -> None:
+        key = ("prompt", self._media.digests, _digest(self._prompt))
+        found = self._eyes.kept.get(key)
+        if not isinstance(found, PromptRows):
+            features = self._eyes.features(self._prompt, self._media.inputs)
+            if "cross_attention_states" in features or "decoder_inputs_embeds" in features:
+                raise NotImplementedError("Images of models with cross attention are not supported.")
+            found = PromptRows(
+                {
+                    name: value
+                    for name, value in features.items()
+                    if isinstance(value, mx.array)
+                    and value.ndim > 1
+                    and value.shape[1] == len(self._prompt)
+                    and name not in ("position_ids", "attention_mask")
+                }
+            )
+            mx.eval(list(found.arrays.values()))
+            self._eyes.kept.put(key, found)
+        self._prompt_rows = found
+
+    def _find_positions(self) -> None:
+        """Multimodal positions `[3, 1, prompt]` and the delta behind them, where the family has such."""
+        index = self._eyes.rope_index
+        if index is None:
+            return
+        ids = _ids(self._prompt)
+        grid = _as_mlx(self._media.inputs.get("image_grid_thw"))
+        positions, deltas = index(ids, grid, None, mx.ones_like(ids))
+        positions = positions[None] if positions.ndim == 2 else positions
+        self._positions = mx.broadcast_to(positions, (3, 1, len(self._prompt))).astype(mx.int32)
+        self.delta = int(mx.array(deltas).reshape(-1)[0].item())
+        mx.eval(self._positions)
+
+    # Prefill
+
+    def bound(self, position: int) -> bool:
+        """See `chairlift.engine.sight.RowSight`."""
+        if position >= len(self._prompt):
+            return False
+        return self.whole or self._prompt_rows is not None or bool(np.isin(position, self._places))
+
+    def told(self, start: int, tokens: Sequence[int]) -> dict[str, Any]:
+        """See `chairlift.engine.sight.RowSight`."""
+        stop = start + len(tokens)
+        told: dict[str, Any] = {}
+        if self._positions is not None:
+            told["position_ids"] = self._span_positions(start, stop)
+        if self._prompt_rows is not None:
+            return told | self._span_of_prompt(self._prompt_rows, start, tokens)
+        first, last = (int(at) for at in np.searchsorted(self._places, (start, stop)))
+        embeds = self._eyes.embed(tokens)
+        if last > first:
+            at = mx.array(self._places[first:last] - start)
+            images = [image for image in self._images if image is not None]
+            rows = _cut([image.embeds for image in images], first, last)
+            embeds[:, at] = rows.astype(embeds.dtype)
+            if images[0].deep:
+                seen = np.zeros((1, len(tokens)), dtype=bool)
+                seen[0, self._places[first:last] - start] = True
+                told["visual_pos_masks"] = mx.array(seen)
+                told["deepstack_visual_embeds"] = [
+                    _cut(list(layers), first, last) for layers in zip(*(i.deep for i in images), strict=True)
+                ]
+        return told | {"inputs_embeds": embeds}
+
+    def _span_positions(self, start: int, stop: int) -> mx.array:
+        assert self._positions is not None
+        end = len(self._prompt)
+        known = self._positions[..., start : min(stop, end)]
+        if stop <= end:
+            return known
+        more = mx.arange(max(start, end), stop, dtype=mx.int32) + self.delta
+        return mx.concatenate([known, mx.broadcast_to(more, (3, 1, len(more)))], axis=2)
+
+    def _span_of_prompt(self, rows: PromptRows, start: int, tokens: Sequence[int]) -> dict[str, Any]:
+        end = len(self._prompt)
+        parts = {name: array[:, start : min(start + len(tokens), end)] for name, array in rows.arrays.items()}
+        behind = tokens[max(0, end - start) :]
+        if not behind:
+            return parts
+        text = self._eyes.model.get_input_embeddings(_ids(behind), None).to_dict()
+        return {name: mx.concatenate([part, text[name]], axis=1) for name, part in parts.items()}
+
+
+def image_token_ids(config: Any) -> list[int]:
+    """The tokens that stand for images in prompts of a model."""
+    found = [getattr(config, name, None) for name in TOKEN_NAMES]
+    return sorted({int(token) for token in found if isinstance(token, int)})
+
+
+def split_inputs(inputs: Mapping[str, Any], count: int) -> list[dict[str, Any]] | None:
+    """A processor's arrays image by image, or None where they cannot be told apart."""
+    arrays = {name: value for name, value in inputs.items() if name not in NOT_INPUTS - {PIXELS}}
+    pixels = arrays.get(PIXELS)
+    for name in GRIDS:
+        grid = arrays.get(name)
+        if grid is None or pixels is None:
+            continue
+        patches = np.cumsum(np.prod(np.asarray(grid), axis=1))
+        if len(grid) != count or len(pixels) != patches[-1] or set(arrays) != {PIXELS, name}:
+            return None
+        starts = [0, *(int(end) for end in patches[:-1])]
+        return [
+            {PIXELS: pixels[start : int(end)], name: grid[index : index + 1]}
+            for index, (start, end) in enumerate(zip(starts, patches, strict=True))
+        ]
+    if any(not isinstance(value, np.ndarray | list) or len(value) != count for value in arrays.values()):
+        return None
+    return [{name: value[index : index + 1] for name, value in arrays.items()} for index in range(count)]
+
+
+def _length(part: tuple[int, int]) -> int:
+    return part[1] - part[0]
+
+
+def _cut(parts: Sequence[mx.array], first: int, last: int) -> mx.array:
+    """Rows `[first, last)` of arrays that lie one behind the other."""
+    found, start = [], 0
+    for part in parts:
+        stop = start + len(part)
+        if start < last and stop > first:
+            found.append(part[max(first - start, 0) : last - start])
+        start = stop
+    return found[0] if len(found) == 1 else mx.concatenate(found)
+
+
+def _ids(tokens: Sequence[int]) -> mx.array:
+    return mx.array(list(tokens), dtype=mx.int32)[None]
+
+
+def _digest(tokens: Sequence[int]) -> str:
+    return hashlib.sha256(np.array(tokens, dtype=np.int64).tobytes()).hexdigest()
+
+
+def _as_mlx(value: Any) -> Any:
+    """numpy arrays, also in lists, as mlx arrays; anything else as it is."""
+    if isinstance(value, np.ndarray):
+        return mx.array(value.astype(np.float32) if value.dtype == np.float64 else value)
+    if isinstance(value, list):
+        return [_as_mlx(part) for part in value]
+    return value
