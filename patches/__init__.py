@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from chairlift.patches.registry import MLX_LM, MLX_VLM, PATCHES, Outcome, apply_all, undo_all
+from chairlift.patches.registry import MLX_LM, MLX_VLM, PATCHES, Outcome, Patch, apply_all, undo_all
 
-__all__ = ["MLX_LM", "MLX_VLM", "PATCHES", "Outcome", "apply_patches", "undo_patches"]
+__all__ = ["MLX_LM", "MLX_VLM", "PATCHES", "Outcome", "Patch", "apply_patches", "undo_patches"]
 
 
 def apply_patches(upstreams: Sequence[str] = (MLX_LM,)) -> list[Outcome]:

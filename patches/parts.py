@@ -21,7 +21,6 @@ VERSIONS = ">=0.32.2,<0.33"
 MODELS = "mlx_lm.models."
 
 LATENT = (
-    ("deepseek_v2", "DeepseekV2Attention"),
     ("deepseek_v3", "DeepseekV3Attention"),
     ("glm4_moe_lite", "Glm4MoeLiteAttention"),
     ("kimi_linear", "KimiMLAAttention"),
