@@ -209,8 +209,9 @@ class RowBatch:
 
     def arrays(self) -> list[mx.array]:
         """Every array that holds state, to evaluate."""
-        blocks = [block for store in self._attention for block in store.blocks.values()]
-        found = [array for block in blocks for array in (block.keys, block.values) if array is not None]
+        found = [
+            plane for store in self._attention for block in store.blocks.values() for plane in block.planes
+        ]
         for layer in self._recurrent:
             if layer.cache is not None:
                 found += [array for array in layer.cache.cache if array is not None]
@@ -299,7 +300,8 @@ def _leaves(trees: Iterable[Tree]) -> Iterable[Layer]:
             yield tree
 
 
-def _one_row(cache: Any) -> BatchMambaCache:
-    row = BatchMambaCache(size=len(cache.cache))
+def _one_row(cache: Any) -> ArraysCache:
+    """States alone: not yet written, it is still one row, which `BatchMambaCache` would not know."""
+    row = ArraysCache(len(cache.cache))
     row.cache = list(cache.cache)
     return row
