@@ -20,7 +20,7 @@ GAIN = 2.0
 
 EMBEDDING = 0.3
 FAINT_EMBEDDING = 0.03
-FAINT = frozenset({"gemma2", "gemma3n", "gemma4", "gemma4_text", "gear"})
+FAINT = frozenset({"gemma", "gemma2", "gemma3n", "gemma4", "gemma4_text", "gear"})
 """Families whose output matrix is the embedding and whose layers add little to it: with embeddings of the
 usual size they repeat their last token for ever."""
 
@@ -123,32 +123,17 @@ NOT_BUILT = {
 }
 """Families of which no small random model is built here, and why."""
 
-ONE_BY_ONE = {
-    "afm7": "layers that reuse keys place queries by the longest row",
-    "deepseek_v32": "its indexer takes the cache's arrays apart",
-    "deepseek_v41": "a cache type of its own, with one position for all rows",
-    "glm_moe_dsa": "its indexer takes the cache's arrays apart",
-    "gpt_bigcode": "positions are made from one integer offset",
-    "internlm3": "dynamic rotary scaling takes one integer offset",
-    "llama4": "chunked caches, with one position for all rows",
-    "longcat_flash_ngram": "a history of tokens that is shorter in the first steps of a row",
-    "minimax_m3_vl": "selects blocks of cache slots, which differ by row",
-    "phi3small": "its prompts must be prefilled in one piece",
-}
+ONE_BY_ONE = {"deepseek_v41": "a cache type of its own, with one position for all rows"}
 """Families whose rows share no step, and why."""
 
-UNSTEADY = {
-    "phi3small": "prefill and decode of the same tokens differ: its mask is added, not applied, in prefill",
+MENDED = {
+    "phi3small": "upstream adds its mask to the scores instead of applying it, so tokens see later ones "
+    "and an answer depends on where its prompt's chunks end",
+    "plamo3": "upstream's cache keeps one token fewer than its mask shows, so an answer depends on where "
+    "its prompt's chunks end",
 }
-"""Families of which a row cannot be started again from its tokens."""
+"""Families whose answers upstream are not well defined, and why: their solo runs are under our patches."""
 
 COARSE = {"deepseek_v41": 0.05}
 """Families that round keys to 8 and 4 bits as they run, and by how much their log probabilities may therefore
 move: float32 noise of other matrix shapes flips a step of the rounding."""
-
-NOTES = {
-    "gemma2": "a mask of the batch is given the axis that its grouped scores have (patches/gemma2.py)",
-    "plamo3": "its cache is given the token by which upstream's mask is wider (patches/plamo3.py); "
-    "without it an answer depends on where its prompt's chunks end",
-}
-"""What else `docs/models.md` says of a family."""

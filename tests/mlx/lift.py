@@ -99,9 +99,7 @@ class Lift:
                     row.unseen -= 1
                 else:
                     prefill.append(self._span(row, next(chunks[row.row])))
-            plan = StepPlan(
-                next(self._number), release, admit, tuple(prefill), tuple(decode), tuple(encode)
-            )
+            plan = StepPlan(next(self._number), release, admit, tuple(prefill), tuple(decode), tuple(encode))
             self._take(rows, self._runner.step(plan))
             step += 1
         leftover = tuple(row.row for row in rows)

@@ -9,9 +9,8 @@ from functools import cache
 from chairlift.engine.models.batching import Finding
 from chairlift.engine.models.build import make_runner
 from chairlift.engine.plan import RunnerStats
-from chairlift.patches import apply_patches
 from tests.mlx.configs import VOCABULARY
-from tests.mlx.families import COARSE, FAMILIES, build
+from tests.mlx.families import COARSE, FAMILIES, MENDED, build
 from tests.mlx.lift import LOGPROB_ERROR, Difference, Lift, Ride, differences
 from tests.mlx.solo import TIE, Solo
 
@@ -42,12 +41,8 @@ class Parity:
 
 @cache
 def solo(name: str) -> Solo:
-    """The family's small model and its solo runs, under the engine's patches.
-
-    Only plamo3's patch changes what a solo run says: upstream its answer depends on where chunks end.
-    """
-    apply_patches()
-    return Solo(build(FAMILIES[name]))
+    """The family's small model and its solo runs."""
+    return Solo(build(FAMILIES[name]), mended=name in MENDED)
 
 
 @cache

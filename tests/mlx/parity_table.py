@@ -12,9 +12,10 @@ from importlib.metadata import version
 from pathlib import Path
 
 from chairlift.engine.runner import Batching
-from tests.mlx.families import COARSE, FAMILIES, NOT_BUILT, NOT_ON_CPU, NOTES, ONE_BY_ONE, UNSTEADY
+from chairlift.patches import MLX_LM, PATCHES
+from tests.mlx.families import COARSE, FAMILIES, MENDED, NOT_BUILT, NOT_ON_CPU, ONE_BY_ONE
 from tests.mlx.parity import Parity, finding, measure
-from tests.mlx.schedules import FULL, steady
+from tests.mlx.schedules import FULL
 
 TARGET = Path(__file__).parents[2] / "docs" / "models.md"
 
@@ -29,7 +30,8 @@ logits equal those of solo runs is taken. `chairlift serve` prints it.
 |---|---|
 | flat | One forward over all tokens of the step; attention per cohort of rows of similar length. |
 | hybrid | Prefill chunks one prompt at a time, then one forward over all decoding rows, states stacked. |
-| dense | As hybrid, keys of all rows in one padded block: for families that do arithmetic on keys. |
+| dense | As hybrid, keys of all rows in one padded block. |
+| rows | As flat, but attention runs row by row, on caches of each row's own. |
 | solo | Every row by itself, one forward after the other: slower with many rows, never wrong. |
 
 ## Parity
@@ -52,12 +54,17 @@ iquestcoder and xverse are llama, falcon_mamba is mamba, kimi_k2 and joyai_llm_f
 qwen2_5_vl is qwen2_vl, minimax_m2 is minimax, phi-msft is phixtral, llava is mistral3, gemma4_unified is
 gemma4.
 
-## Positions as one integer
+## Patches
 
-In a batch every row has its own position, so `cache.offset` is an array. These families use it as one
-integer: gpt_bigcode (`arange`), deepseek_v41 and llama4 (slices, and masks of their own), and internlm3 with
-every other model whose `rope_scaling` is of type `dynamic` (a comparison with the trained length). Their
-rows are served one at a time.
+What mlx-lm's code takes for granted of a single request, and what Chairlift puts in its place when a model
+is loaded. Families that use `cache.offset` as one integer are among them: gpt_bigcode, afm7, llama4,
+longcat_flash_ngram, every model whose `rope_scaling` is of type `dynamic` (internlm3), and deepseek_v41,
+which is served one row at a time instead. The solo runs above are upstream's own code, without any patch,
+but for the families whose remark says that upstream's answer is not well defined.
+
+| patch | versions of mlx-lm | what it is for |
+|---|---|---|
+{patches}
 
 ## Not tried
 
@@ -76,7 +83,7 @@ def result_of(parity: Parity) -> str:
 
 
 def remarks(name: str) -> str:
-    parts = [table[name] for table in (ONE_BY_ONE, UNSTEADY, NOTES) if name in table]
+    parts = [table[name] for table in (ONE_BY_ONE, MENDED) if name in table]
     if name in COARSE:
         parts.append(
             f"rounds keys to 8 and 4 bits as it runs, and noise in float32 can flip a step of that: held to "
@@ -87,7 +94,7 @@ def remarks(name: str) -> str:
 
 def row(name: str) -> tuple[str, Parity]:
     batching = finding(name).batching
-    parity = measure(name, steady(FULL) if name in UNSTEADY else FULL)
+    parity = measure(name, FULL)
     return f"| {name} | {batching} | {result_of(parity)} | {remarks(name)} |", parity
 
 
@@ -113,7 +120,13 @@ def main(names: list[str]) -> int:
             solo=alone,
         )
         untried = [f"| {name} | {why} |" for name, why in sorted({**NOT_BUILT, **NOT_ON_CPU}.items())]
-        TARGET.write_text(head + "\n".join(lines) + "\n" + TAIL + "\n".join(untried) + "\n")
+        patches = [
+            f"| {patch.name} | {patch.versions} | {patch.reason} |"
+            for patch in PATCHES
+            if patch.upstream == MLX_LM
+        ]
+        tail = TAIL.format(patches="\n".join(patches))
+        TARGET.write_text(head + "\n".join(lines) + "\n" + tail + "\n".join(untried) + "\n")
     if wrong:
         print("not exact: " + ", ".join(wrong), file=sys.stderr)
     return 1 if wrong else 0

@@ -32,11 +32,3 @@ SHORT = (
     Ride(prompt(3), join=2, tokens=8, preempt=(5,)),
     Ride(prompt(33), join=3, tokens=8, cancel=6),
 )
-
-
-def steady(rides: tuple[Ride, ...]) -> tuple[Ride, ...]:
-    """The same without preemption."""
-    return tuple(
-        Ride(ride.prompt, ride.join, ride.tokens, ride.chunks, ride.cancel) if ride.preempt else ride
-        for ride in rides
-    )

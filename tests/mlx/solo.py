@@ -1,4 +1,4 @@
-"""What a request gets alone: greedy answers by mlx-lm's own `generate_step` on plain caches.
+"""What a request gets alone: greedy answers by mlx-lm's own `generate_step` on plain caches, unpatched.
 
 The reference of every parity test. Answers are kept per family and prompt, the longest asked for.
 """
@@ -6,12 +6,15 @@ The reference of every parity test. Answers are kept per family and prompt, the 
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 import mlx.core as mx
 from mlx_lm.generate import generate_step
 
+from chairlift.patches import apply_patches, undo_patches
 from tests.mlx.configs import VOCABULARY
 
 TIE = 1e-5
@@ -41,11 +44,27 @@ def prompt(length: int, seed: int = 0) -> Prompt:
     return tuple(draw.randrange(VOCABULARY) for _ in range(length))
 
 
+@contextmanager
+def upstream_as_it_is() -> Iterator[None]:
+    """mlx-lm without any patch of ours."""
+    undo_patches()
+    try:
+        yield
+    finally:
+        apply_patches()
+
+
 @dataclass(slots=True)
 class Solo:
-    """Solo runs of one model, as one caller after the other would get them."""
+    """Solo runs of one model, as one caller after the other would get them.
+
+    Attributes:
+        model: built by `tests.mlx.families.build`.
+        mended: run under our patches, where upstream's own answer is not well defined; else without.
+    """
 
     model: Any
+    mended: bool = False
     _answers: dict[Prompt, Answer] = field(default_factory=dict)
 
     def answer(self, tokens: Prompt, count: int) -> Answer:
@@ -56,7 +75,8 @@ class Solo:
         return known
 
     def _run(self, tokens: Prompt, count: int) -> Answer:
-        steps = list(generate_step(mx.array(tokens), self.model, max_tokens=count))
+        with nullcontext() if self.mended else upstream_as_it_is():
+            steps = list(generate_step(mx.array(tokens), self.model, max_tokens=count))
         logprobs = mx.stack([row for _, row in steps])
         best = mx.topk(logprobs, 2, axis=-1)
         return Answer(

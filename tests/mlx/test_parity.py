@@ -14,10 +14,10 @@ from chairlift.cache.batch import RecurrentLayer
 from chairlift.cache.layout import CohortLayout
 from chairlift.cache.step import DecodeStep
 from chairlift.engine.runner import Batching
-from tests.mlx.families import FAMILIES, NOT_ON_CPU, ONE_BY_ONE, REQUIRED, UNSTEADY
+from tests.mlx.families import FAMILIES, NOT_ON_CPU, ONE_BY_ONE, REQUIRED
 from tests.mlx.lift import Ride
 from tests.mlx.parity import Parity, finding, measure, solo
-from tests.mlx.schedules import FULL, SHORT, steady
+from tests.mlx.schedules import FULL, SHORT
 from tests.mlx.solo import prompt
 
 LENGTHS = (1, 2, 3, 8, 15, 16, 17, 31, 64, 65, 130, 200)
@@ -43,7 +43,8 @@ def test_every_other_family_in_a_short_schedule(name: str) -> None:
     if name in NOT_ON_CPU:
         pytest.skip("runs on Metal only")
     assert (finding(name).batching is Batching.SOLO) == (name in ONE_BY_ONE)
-    assert_exact(measure(name, steady(SHORT) if name in UNSTEADY else SHORT))
+    assert not finding(name).whole_prompts
+    assert_exact(measure(name, SHORT))
 
 
 @st.composite

@@ -67,10 +67,19 @@ class VisionFamily:
     def media(self, images: Sequence[Image]) -> PreparedMedia:
         """What the engine is given for a prompt with these images."""
         arrays = {
-            name: np.concatenate([image.arrays[name] for image in images], axis=self.axis)
-            for name in images[0].arrays
+            name: _joined([image.arrays[name] for image in images], self.axis) for name in images[0].arrays
         }
         return PreparedMedia(arrays, tuple(i.digest for i in images), tuple(i.count for i in images))
+
+
+def _joined(arrays: Sequence[np.ndarray], axis: int) -> np.ndarray:
+    """One behind the other; smaller images are padded, as processors do it."""
+    most = np.max([array.shape for array in arrays], axis=0)
+    widths = [
+        [(0, 0 if at == axis else int(m - n)) for at, (n, m) in enumerate(zip(a.shape, most, strict=True))]
+        for a in arrays
+    ]
+    return np.concatenate([np.pad(a, w) for a, w in zip(arrays, widths, strict=True)], axis=axis)
 
 
 def build(family: VisionFamily, seed: int = 0) -> Any:
@@ -339,14 +348,17 @@ FAMILIES: dict[str, VisionFamily] = {
         ),
         VisionFamily(
             "pixtral",
-            with_parts({"model_type": "mistral"}, {**VISION, "model_type": "pixtral", "head_dim": 16}),
+            with_parts(
+                {"model_type": "mistral"},
+                {**VISION, "model_type": "pixtral", "head_dim": 16, "image_size": 64},
+            ),
             sized(8),
         ),
         VisionFamily(
             "mistral3",
             with_parts(
                 {"model_type": "mistral"},
-                {**VISION, "model_type": "pixtral", "head_dim": 16},
+                {**VISION, "model_type": "pixtral", "head_dim": 16, "image_size": 64},
                 spatial_merge_size=2,
             ),
             sized(8, merge=2),
