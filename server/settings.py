@@ -2,7 +2,29 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class MediaSettings:
+    """What images a request may bring, and from where."""
+
+    local_folder: Path | None = None
+    """Clients may name files below it; None: no files."""
+    allow_private: bool = False
+    """Images may be fetched from addresses that are not public."""
+    timeout_s: float = 10.0
+    """Seconds that fetching one image may take, redirects included."""
+    max_redirects: int = 3
+    max_images: int = 32
+    """In one request."""
+    max_bytes: int = 20 * 2**20
+    """Of one image's file."""
+    max_total_bytes: int = 80 * 2**20
+    """Of all files of one request."""
+    max_pixels: int = 64_000_000
+    """Of all images of one request, decoded: 192 MB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,3 +43,4 @@ class ServerSettings:
     """`/health` is 503 when a step has not come back for this long, in seconds."""
     ping_s: float = 15.0
     """Seconds between the comments that keep a silent stream open through proxies."""
+    media: MediaSettings = field(default_factory=MediaSettings)

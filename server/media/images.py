@@ -1,0 +1,114 @@
+"""The images of a request: where each comes from, and what may come at all."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+
+from chairlift.engine.media import ImageInput
+from chairlift.server.errors import APIError, invalid
+from chairlift.server.media.data_uri import read_data_uri
+from chairlift.server.media.decode import decode
+from chairlift.server.media.errors import MediaError
+from chairlift.server.media.fetch import Fetcher
+from chairlift.server.media.local import read_local
+from chairlift.server.settings import MediaSettings
+
+DECODERS = 4
+"""Requests whose images are decoded at a time: with the bound on pixels, a bound on memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class ImageReference:
+    """An image as a request names it."""
+
+    url: str
+    detail: str
+    param: str
+    """Its place: `messages[1].content[0]`."""
+
+
+class ImageReader:
+    """Reads and decodes images off the event loop; one for the life of an app."""
+
+    def __init__(self, settings: MediaSettings, fetcher: Fetcher | None = None) -> None:
+        self._settings = settings
+        self._fetcher = fetcher or Fetcher(settings)
+        self._threads = ThreadPoolExecutor(DECODERS, "chairlift-images")
+
+    async def read(self, references: Sequence[ImageReference]) -> tuple[ImageInput, ...]:
+        """In order.
+
+        Raises:
+            APIError: 400, of the first image at fault, by its place.
+        """
+        if len(references) > self._settings.max_images:
+            where = references[self._settings.max_images].param
+            raise _refused(where, f"a request may hold {self._settings.max_images} images at most")
+        # All of them to the end, so that the same request is always told of the same fault.
+        results = await asyncio.gather(*map(self._bytes, references), return_exceptions=True)
+        total = 0
+        files: list[tuple[bytes, str | None]] = []
+        for reference, result in zip(references, results, strict=True):
+            if isinstance(result, MediaError):
+                raise _refused(reference.param, f"the image {result.message}")
+            if isinstance(result, BaseException):
+                raise result
+            total += len(result[0])
+            if total > self._settings.max_total_bytes:
+                raise _refused(
+                    reference.param,
+                    f"the images of a request may hold {self._settings.max_total_bytes} bytes at most",
+                )
+            files.append(result)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._threads, self._decode, references, files)
+
+    async def _bytes(self, reference: ImageReference) -> tuple[bytes, str | None]:
+        """Content and stated type. Raises: MediaError."""
+        url, settings = reference.url.strip(), self._settings
+        scheme = url[:12].partition(":")[0].lower() if ":" in url[:12] else ""
+        loop = asyncio.get_running_loop()
+        if scheme == "data":
+            return await loop.run_in_executor(self._threads, read_data_uri, url, settings.max_bytes)
+        if scheme in ("http", "https"):
+            fetched = await self._fetcher.fetch(url)
+            return fetched.data, fetched.mime
+        if settings.local_folder is not None and scheme in ("", "file"):
+            data = await loop.run_in_executor(
+                self._threads, read_local, url, settings.local_folder, settings.max_bytes
+            )
+            return data, None
+        if scheme == "file":
+            raise MediaError("is a local file; the operator may open a folder with --allow-local-media")
+        raise MediaError("is at no URL of data:, http: or https:")
+
+    def _decode(
+        self, references: Sequence[ImageReference], files: Sequence[tuple[bytes, str | None]]
+    ) -> tuple[ImageInput, ...]:
+        room = self._settings.max_pixels
+        images: list[ImageInput] = []
+        for reference, (data, mime) in zip(references, files, strict=True):
+            try:
+                pixels, count = decode(data, mime, detail=reference.detail, max_pixels=room)
+            except MediaError as error:
+                raise _refused(reference.param, f"the image {error.message}") from None
+            room -= count
+            images.append(ImageInput(pixels, digest(pixels), reference.detail, reference.param))
+        return tuple(images)
+
+
+def digest(pixels: np.ndarray) -> str:
+    """Hex SHA-256 over shape and pixels: what two images that look the same to a model have in common."""
+    hashed = hashlib.sha256(repr(pixels.shape).encode())
+    hashed.update(np.ascontiguousarray(pixels).data)
+    return hashed.hexdigest()
+
+
+def _refused(where: str, message: str) -> APIError:
+    return invalid(f"{where}: {message}.", where, "invalid_image")
