@@ -147,25 +147,44 @@ class HFTokenizer:
                 "messages",
                 "The model has no chat template; use /v1/completions with a prompt of its own form.",
             )
-        for name in sorted(_RESERVED.intersection(kwargs)):
-            raise InvalidParameter("chat_template_kwargs", f"chat_template_kwargs may not set {name!r}.")
-        # Templates may add to what they are given, and the caller's request is not theirs to change.
-        conversation, tools = copy.deepcopy((messages, tools))
-        try:
-            with self._encoding:
-                rendered: str = self._renders.apply_chat_template(
-                    conversation,
-                    tools=tools or None,
-                    add_generation_prompt=add_generation_prompt,
-                    tokenize=False,
-                    **kwargs,
-                )
-        except jinja2.TemplateError as error:  # raise_exception() is one too
-            reason = (error.message or type(error).__name__).strip()
-            raise InvalidParameter("messages", f"The model's chat template refused: {reason}") from error
-        except Exception as error:  # an expression of the template that met a value of another type
-            reason = str(error).partition("\n")[0] or type(error).__name__
-            raise InvalidParameter(
-                "messages", f"The model's chat template cannot render this conversation: {reason}"
-            ) from error
+        with self._encoding:
+            rendered = render_chat(
+                self._renders, messages, tools=tools, add_generation_prompt=add_generation_prompt, **kwargs
+            )
         return self.encode(rendered, add_special_tokens=False)
+
+
+def render_chat(
+    renderer: Any,
+    messages: list[dict[str, object]],
+    *,
+    tools: list[dict[str, object]] | None,
+    add_generation_prompt: bool,
+    **kwargs: object,
+) -> str:
+    """The conversation as the template of `renderer`, a transformers tokenizer, writes it.
+
+    Raises:
+        InvalidParameter: as `HFTokenizer.apply_chat_template`.
+    """
+    for name in sorted(_RESERVED.intersection(kwargs)):
+        raise InvalidParameter("chat_template_kwargs", f"chat_template_kwargs may not set {name!r}.")
+    # Templates may add to what they are given, and the caller's request is not theirs to change.
+    conversation, tools = copy.deepcopy((messages, tools))
+    try:
+        rendered: str = renderer.apply_chat_template(
+            conversation,
+            tools=tools or None,
+            add_generation_prompt=add_generation_prompt,
+            tokenize=False,
+            **kwargs,
+        )
+    except jinja2.TemplateError as error:  # raise_exception() is one too
+        reason = (error.message or type(error).__name__).strip()
+        raise InvalidParameter("messages", f"The model's chat template refused: {reason}") from error
+    except Exception as error:  # an expression of the template that met a value of another type
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        raise InvalidParameter(
+            "messages", f"The model's chat template cannot render this conversation: {reason}"
+        ) from error
+    return rendered
