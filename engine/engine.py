@@ -27,6 +27,7 @@ from chairlift.engine.errors import (
 )
 from chairlift.engine.events import Failed, Finished, FinishReason, TokenLogprob, Usage
 from chairlift.engine.handle import Mailbox, RequestHandle
+from chairlift.engine.media import MediaProcessor
 from chairlift.engine.plan import (
     LoadedModel,
     ModelInfo,
@@ -90,6 +91,8 @@ class Engine:
 
     info: ModelInfo
     tokenizer: Tokenizer
+    processor: MediaProcessor | None
+    """None for a model that takes text only."""
 
     def __init__(
         self,
@@ -154,6 +157,7 @@ class Engine:
         except Exception as error:
             raise ModelUnavailable(f"The model could not be loaded: {_line(error)}") from None
         self.info, self.tokenizer, self._runner = loaded.info, loaded.tokenizer, loaded.runner
+        self.processor = loaded.processor
         budget = self.config.max_num_batched_tokens or self.info.step_tokens
         self.config = replace(self.config, max_num_batched_tokens=budget)
         self._scheduler = Scheduler(

@@ -184,7 +184,7 @@ def explain(error: ValidationError) -> APIError:
         return unsupported(param, f"{param} is not supported.")
     if kind == "union_tag_invalid":
         return unsupported(
-            param, f"{_tag(first)} parts are not supported in {param}: this server reads text."
+            param, f"{_tag(first)} parts are not supported in {param}: this server reads text and images."
         )
     if kind == "union_tag_not_found":
         return invalid(

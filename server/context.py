@@ -12,6 +12,7 @@ from chairlift.engine.engine import Engine
 from chairlift.engine.errors import EngineStopped
 from chairlift.engine.plan import ModelInfo
 from chairlift.server.logprobs import TokenTexts
+from chairlift.server.media.images import ImageReader
 from chairlift.server.metrics import ServerMetrics
 from chairlift.server.settings import ServerSettings
 
@@ -23,8 +24,12 @@ class Context:
     engine: Engine
     settings: ServerSettings
     metrics: ServerMetrics
+    images: ImageReader = field(init=False)
     _token_texts: TokenTexts | None = field(default=None, init=False)
     _fingerprint: str | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        self.images = ImageReader(self.settings.media)
 
     def admit(self) -> None:
         """Raises: EngineStopped before the model is loaded and from the start of the drain on."""

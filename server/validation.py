@@ -1,51 +1,30 @@
 """From a body to the engine's requests, once: nothing downstream checks again.
 
-`prepare_chat` and `prepare_completions` are plain functions of a body, fit to run on any thread.
+`parse_chat`, `prepare_chat` and `prepare_completions` are plain functions, fit to run on any thread. Between
+the first two a chat's images are read, which waits for others.
 """
 
 from __future__ import annotations
 
-import json
-import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from chairlift.engine.errors import InvalidParameter
+from chairlift.engine.media import ImageInput, MediaProcessor
 from chairlift.engine.plan import ModelInfo, Tokenizer
 from chairlift.engine.request import Request, SamplingParams
-from chairlift.server.body import check_json, parse
-from chairlift.server.errors import APIError, invalid, model_not_found, unsupported
+from chairlift.server.body import parse
+from chairlift.server.errors import invalid, model_not_found, unsupported
+from chairlift.server.media.images import ImageReference
+from chairlift.server.messages import image_references, render
 from chairlift.server.settings import ServerSettings
 from chairlift.server.wire.base import Sampled
-from chairlift.server.wire.chat import ChatRequest, Message, TextPart
+from chairlift.server.wire.chat import ChatRequest
 from chairlift.server.wire.completions import CompletionRequest
 from chairlift.server.wire.parameters import CHAT, COMPLETIONS
 
-logger = logging.getLogger("chairlift.server")
-
 COMPLETION_MAX_TOKENS = 16
 """OpenAI's default on /v1/completions; a chat answer runs to the end of the context."""
-
-RESERVED_TEMPLATE_KWARGS = frozenset(
-    {
-        "add_generation_prompt",
-        "chat_template",
-        "continue_final_message",
-        "conversation",
-        "conversations",
-        "documents",
-        "max_length",
-        "messages",
-        "padding",
-        "return_assistant_tokens_mask",
-        "return_dict",
-        "return_tensors",
-        "tokenize",
-        "tokenizer_kwargs",
-        "tools",
-        "truncation",
-    }
-)
-"""Arguments of the call that renders a template, which a template's own variables must not replace."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +38,18 @@ class Prepared:
     """What each choice's text begins with; empty unless `echo`."""
 
 
-def prepare_chat(
-    raw: bytes, request_id: str, tokenizer: Tokenizer, info: ModelInfo, settings: ServerSettings
-) -> Prepared:
+@dataclass(frozen=True, slots=True)
+class ParsedChat:
+    """A chat request whose parameters are checked and whose images are still to be read."""
+
+    wire: ChatRequest
+    sampling: SamplingParams
+    images: tuple[ImageReference, ...]
+
+
+def parse_chat(
+    raw: bytes, tokenizer: Tokenizer, info: ModelInfo, settings: ServerSettings, *, takes_images: bool
+) -> ParsedChat:
     """Raises: APIError with 4xx."""
     wire = parse(raw, ChatRequest, CHAT, settings.max_json_depth)
     _check_common(wire, info)
@@ -86,10 +74,28 @@ def prepare_chat(
         logprobs=(wire.top_logprobs or 0) if wire.logprobs else None,
         spelled={"max_tokens": spelled, "logprobs": "top_logprobs"},
     )
-    prompt = _render(wire, tokenizer, settings.max_json_depth)
+    images = tuple(image_references(wire))
+    if images and not takes_images:
+        where = images[0].param
+        raise invalid(f"{where} is an image, and {info.name} takes text only.", where, "unsupported_value")
+    return ParsedChat(wire, sampling, images)
+
+
+def prepare_chat(
+    chat: ParsedChat,
+    images: Sequence[ImageInput],
+    request_id: str,
+    tokenizer: Tokenizer,
+    processor: MediaProcessor | None,
+    settings: ServerSettings,
+) -> Prepared:
+    """Raises: APIError with 4xx."""
+    wire = chat.wire
+    prompt, media = render(wire, images, tokenizer, processor, settings.max_json_depth)
     if not prompt:
         raise invalid("The chat template made an empty prompt of messages.", "messages", "invalid_value")
-    return Prepared((Request(request_id, tuple(prompt), sampling),), bool(wire.stream), _include_usage(wire))
+    request = Request(request_id, tuple(prompt), chat.sampling, media=media)
+    return Prepared((request,), bool(wire.stream), _include_usage(wire))
 
 
 def prepare_completions(
@@ -202,82 +208,3 @@ def _prompts(
             _check_vocabulary(tokens, tokenizer, param)
             result.append((tokens, None))
     return result
-
-
-def _render(wire: ChatRequest, tokenizer: Tokenizer, max_depth: int) -> list[int]:
-    if not tokenizer.has_chat_template:
-        raise invalid(
-            "This model has no chat template; use /v1/completions.", "messages", "unsupported_value"
-        )
-    kwargs = wire.chat_template_kwargs or {}
-    for name in kwargs:
-        if name in RESERVED_TEMPLATE_KWARGS:
-            param = f"chat_template_kwargs.{name}"
-            raise unsupported(param, f"{param} is reserved.")
-    messages = [_template_message(message, index, max_depth) for index, message in enumerate(wire.messages)]
-    try:
-        return tokenizer.apply_chat_template(messages, tools=None, add_generation_prompt=True, **kwargs)
-    except InvalidParameter as error:
-        raise invalid(error.message, "messages", "invalid_value") from None
-    except Exception:
-        # A template is a program that came with the model and runs on what the client sent. What it cannot
-        # digest is the request's fault to the client and worth a trace to the operator.
-        logger.warning("the chat template failed", exc_info=True)
-        raise invalid(
-            "The chat template could not render these messages.", "messages", "invalid_value"
-        ) from None
-
-
-def _template_message(message: Message, index: int, max_depth: int) -> dict[str, object]:
-    """The message as chat templates expect it: text content, arguments of calls as objects, nothing null.
-
-    OpenAI's `developer` is the same as `system` by another name; templates know the older one.
-    """
-    role = "system" if message.role == "developer" else message.role
-    rendered: dict[str, object] = {"role": role, "content": _text(message, f"messages[{index}].content")}
-    if message.name is not None:
-        rendered["name"] = message.name
-    if message.tool_call_id is not None:
-        rendered["tool_call_id"] = message.tool_call_id
-    if message.reasoning_content is not None:
-        rendered["reasoning_content"] = message.reasoning_content
-    if message.function_call is not None:
-        call = message.function_call
-        rendered["function_call"] = {"name": call.name, "arguments": call.arguments}
-    if message.tool_calls:
-        rendered["tool_calls"] = [
-            {
-                **({} if call.id is None else {"id": call.id}),
-                "type": "function",
-                "function": {
-                    "name": call.function.name,
-                    "arguments": _arguments(call.function.arguments, max_depth),
-                },
-            }
-            for call in message.tool_calls
-        ]
-    return rendered
-
-
-def _text(message: Message, param: str) -> str:
-    content = message.content
-    if content is None:
-        if message.role == "assistant":
-            return message.refusal or ""
-        raise invalid(f"Missing required parameter: {param}.", param, "missing_required_parameter")
-    if isinstance(content, str):
-        return content
-    if not content:
-        raise invalid(f"{param} must hold at least one part.", param, "invalid_value")
-    return "\n".join(part.text if isinstance(part, TextPart) else part.refusal for part in content)
-
-
-def _arguments(text: str, max_depth: int) -> object:
-    """Templates write arguments out with their own `tojson`, so they want the object; what some model wrote
-    and is no object stays the text that it was."""
-    try:
-        value = json.loads(text)
-        check_json(value, max_depth)
-    except (ValueError, RecursionError, APIError):
-        return text
-    return value if isinstance(value, dict) else text

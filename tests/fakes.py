@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 from chairlift.engine.errors import InvalidParameter
+from chairlift.engine.media import MediaProcessor
 from chairlift.engine.plan import LoadedModel, ModelInfo, NewRow, RunnerStats, Sample, StepPlan, StepResult
 
 BOS, EOS, START, END = 256, 257, 258, 259
@@ -317,6 +318,7 @@ def fake_model(
     *,
     name: str = "fake",
     context_length: int = 4096,
+    processor: MediaProcessor | None = None,
 ) -> Callable[[], LoadedModel]:
     """A factory as `Engine` takes it."""
     loaded = LoadedModel(
@@ -329,8 +331,10 @@ def fake_model(
             device="cpu",
             dtype="float32",
             kv_bytes_per_token=KV_BYTES_PER_TOKEN,
+            vision=processor is not None,
         ),
         tokenizer or FakeTokenizer(),
         runner or FakeRunner(),
+        processor,
     )
     return lambda: loaded

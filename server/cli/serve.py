@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from enum import StrEnum
 from importlib.metadata import version
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -71,13 +72,29 @@ def serve(
         float, typer.Option(min=0.0, help="Seconds that running answers get to finish after SIGTERM.")
     ] = 30.0,
     body_limit: Annotated[float, typer.Option(min=0.001, help="Largest request body, in MiB.")] = 32.0,
+    allow_local_media: Annotated[
+        Path | None,
+        typer.Option(
+            exists=True,
+            file_okay=False,
+            help="Folder below which clients may name image files; none by default.",
+            show_default=False,
+        ),
+    ] = None,
+    allow_private_media: Annotated[
+        bool, typer.Option("--allow-private-media", help="Fetch images from private addresses, too.")
+    ] = False,
+    media_timeout: Annotated[
+        float, typer.Option(min=0.1, help="Seconds that fetching one image may take.")
+    ] = 10.0,
+    media_limit: Annotated[float, typer.Option(min=0.001, help="Largest image file, in MiB.")] = 20.0,
     access_log: Annotated[bool, typer.Option("--access-log", help="Log every request.")] = False,
     log_level: Annotated[LogLevel, typer.Option(help="Least severe messages to log.")] = LogLevel.WARNING,
 ) -> int:
     """Serve a model over HTTP until SIGTERM or Ctrl-C."""
     from chairlift.engine.config import EngineConfig
     from chairlift.server.serve import ServeOptions, run_server
-    from chairlift.server.settings import ServerSettings
+    from chairlift.server.settings import MediaSettings, ServerSettings
 
     set_up_logging(log_level, access_log=access_log)
     options = ServeOptions(
@@ -92,7 +109,16 @@ def serve(
         engine=EngineConfig(
             max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens, max_waiting=max_waiting
         ),
-        settings=ServerSettings(max_body_bytes=round(body_limit * MEBIBYTE)),
+        settings=ServerSettings(
+            max_body_bytes=round(body_limit * MEBIBYTE),
+            media=MediaSettings(
+                local_folder=allow_local_media,
+                allow_private=allow_private_media,
+                timeout_s=media_timeout,
+                max_bytes=round(media_limit * MEBIBYTE),
+                max_total_bytes=round(4 * media_limit * MEBIBYTE),
+            ),
+        ),
     )
     return run_server(options, announce, complain)
 
@@ -109,6 +135,8 @@ def announce(serving: Serving) -> None:
     """Tell the operator what is served, where, and how to try it."""
     info, config = serving.info, serving.config
     model = f"{info.architecture}, {count(info.parameters)} parameters, {info.dtype}"
+    if info.vision:
+        model += ", takes images"
     requests = f"up to {config.max_num_seqs} requests at once ({info.batching}), {config.max_waiting} waiting"
     cache = "no KV cache"
     if token := info.kv_bytes_per_token:

@@ -5,25 +5,25 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from fastapi import Request as HTTPRequest
 from starlette.responses import Response
 
 from chairlift.engine.engine import Engine, RequestHandle
 from chairlift.engine.errors import ContextLengthExceeded
-from chairlift.engine.plan import ModelInfo, Tokenizer
 from chairlift.engine.request import Request
 from chairlift.server.body import read_body
-from chairlift.server.context import context_of
+from chairlift.server.context import Context, context_of
 from chairlift.server.encoders import Encoder, Envelope
 from chairlift.server.errors import invalid
 from chairlift.server.logprobs import TokenTexts
-from chairlift.server.settings import ServerSettings
 from chairlift.server.streaming import EventStream, whole_response
 from chairlift.server.validation import Prepared
 
-Prepare = Callable[[bytes, str, Tokenizer, ModelInfo, ServerSettings], Prepared]
+Prepare = Callable[[bytes, str, Context], Awaitable[Prepared]]
+"""From a body and the answer's id. What takes time of the processor is done in threads, however short the
+body: tokenizing takes turns, and the event loop must not wait for its turn behind somebody's long prompt."""
 MakeEncoder = Callable[[Envelope, TokenTexts, Prepared], Encoder]
 
 
@@ -36,14 +36,8 @@ async def answer(
     settings, engine = context.settings, context.engine
     raw = await read_body(http, settings.max_body_bytes, settings.body_patience_s)
     request_id = prefix + uuid.uuid4().hex
-    # In a thread, however short the body: tokenizing takes turns, and the event loop must not wait for its
-    # turn behind somebody's long prompt.
-    prepared, texts = await asyncio.to_thread(
-        lambda: (
-            prepare(raw, request_id, engine.tokenizer, engine.info, settings),
-            context.token_texts,
-        )
-    )
+    prepared = await prepare(raw, request_id, context)
+    texts = await asyncio.to_thread(lambda: context.token_texts)
     envelope = Envelope(request_id, engine.info.name, int(time.time()), context.fingerprint)
     encoder = make_encoder(envelope, texts, prepared)
     headers = {"X-Request-Id": request_id}

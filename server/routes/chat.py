@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from chairlift.server.context import Context
 from chairlift.server.encoders import ChatEncoder, Envelope
 from chairlift.server.logprobs import TokenTexts
 from chairlift.server.routes.answer import answer
-from chairlift.server.validation import Prepared, prepare_chat
+from chairlift.server.validation import Prepared, parse_chat, prepare_chat
 
 router = APIRouter()
 
@@ -18,6 +21,18 @@ def _encoder(envelope: Envelope, texts: TokenTexts, prepared: Prepared) -> ChatE
     return ChatEncoder(envelope, texts, logprobs=logprobs, include_usage=prepared.include_usage)
 
 
+async def _prepare(raw: bytes, request_id: str, context: Context) -> Prepared:
+    engine, settings = context.engine, context.settings
+    takes_images = engine.processor is not None
+    chat = await asyncio.to_thread(
+        parse_chat, raw, engine.tokenizer, engine.info, settings, takes_images=takes_images
+    )
+    images = await context.images.read(chat.images) if chat.images else ()
+    return await asyncio.to_thread(
+        prepare_chat, chat, images, request_id, engine.tokenizer, engine.processor, settings
+    )
+
+
 @router.post("/v1/chat/completions")
 async def chat_completions(request: Request) -> Response:
-    return await answer(request, "chatcmpl-", "messages", prepare_chat, _encoder)
+    return await answer(request, "chatcmpl-", "messages", _prepare, _encoder)

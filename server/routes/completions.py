@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from chairlift.server.context import Context
 from chairlift.server.encoders import CompletionEncoder, Envelope
 from chairlift.server.logprobs import TokenTexts
 from chairlift.server.routes.answer import answer
@@ -23,6 +26,13 @@ def _encoder(envelope: Envelope, texts: TokenTexts, prepared: Prepared) -> Compl
     )
 
 
+async def _prepare(raw: bytes, request_id: str, context: Context) -> Prepared:
+    engine = context.engine
+    return await asyncio.to_thread(
+        prepare_completions, raw, request_id, engine.tokenizer, engine.info, context.settings
+    )
+
+
 @router.post("/v1/completions")
 async def completions(request: Request) -> Response:
-    return await answer(request, "cmpl-", "prompt", prepare_completions, _encoder)
+    return await answer(request, "cmpl-", "prompt", _prepare, _encoder)

@@ -19,13 +19,34 @@ class RefusalPart(Wire):
     refusal: str
 
 
+class ImageURL(Wire):
+    url: str
+    """`data:`, `http:` or `https:`; a `file:` URL or a path where the operator allows it."""
+    detail: Literal["auto", "low", "high"] | None = None
+
+
+def _url_or_object(value: object) -> str:
+    return "<text>" if isinstance(value, str) else "<object>"
+
+
+class ImagePart(Wire):
+    type: Literal["image_url"]
+    image_url: Annotated[
+        Annotated[str, TEXT] | Annotated[ImageURL, Tag("<object>")], Discriminator(_url_or_object)
+    ]
+    """A bare string is the URL, as some clients send it."""
+
+
 def _kind(part: object) -> str | None:
     kind = part.get("type") if isinstance(part, dict) else None
     return f"<{kind}>" if isinstance(kind, str) else None
 
 
 Part = Annotated[
-    Annotated[TextPart, Tag("<text>")] | Annotated[RefusalPart, Tag("<refusal>")], Discriminator(_kind)
+    Annotated[TextPart, Tag("<text>")]
+    | Annotated[RefusalPart, Tag("<refusal>")]
+    | Annotated[ImagePart, Tag("<image_url>")],
+    Discriminator(_kind),
 ]
 
 

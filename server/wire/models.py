@@ -17,9 +17,17 @@ class ModelCard(BaseModel):
     max_model_len: int
     """Most tokens of prompt and answer together."""
 
+    input_modalities: list[str]
+    """What a prompt may hold: `text`, `image`. The name is OpenRouter's."""
+
     @classmethod
     def of(cls, info: ModelInfo) -> ModelCard:
-        return cls(id=info.name, created=info.created, max_model_len=info.context_length)
+        return cls(
+            id=info.name,
+            created=info.created,
+            max_model_len=info.context_length,
+            input_modalities=["text", "image"] if info.vision else ["text"],
+        )
 
 
 class ModelList(BaseModel):

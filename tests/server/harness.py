@@ -13,6 +13,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from chairlift.engine.engine import Engine, EngineConfig
+from chairlift.engine.media import MediaProcessor
 from chairlift.server.app import create_app
 from chairlift.server.connection import Connection
 from chairlift.server.metrics import ServerMetrics
@@ -76,13 +77,16 @@ async def lift(
     config: EngineConfig | None = None,
     settings: ServerSettings | None = None,
     context_length: int = 4096,
+    processor: MediaProcessor | None = None,
     start: bool = True,
 ) -> AsyncIterator[Lift]:
     runner = runner or FakeRunner()
     tokenizer = tokenizer or FakeTokenizer()
     metrics = ServerMetrics(MODEL)
     engine = Engine(
-        fake_model(runner, tokenizer, name=MODEL, context_length=context_length), config, observer=metrics
+        fake_model(runner, tokenizer, name=MODEL, context_length=context_length, processor=processor),
+        config,
+        observer=metrics,
     )
     app = create_app(engine, settings or ServerSettings(), metrics)
     if start:

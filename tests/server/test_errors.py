@@ -238,6 +238,7 @@ async def test_models() -> None:
             "created": 1_700_000_000,
             "owned_by": "chairlift",
             "max_model_len": 4096,
+            "input_modalities": ["text"],
         }
         assert listed == {"object": "list", "data": [card]}
         for path in ("/v1/models/org/fake", "/v1/models/org%2Ffake"):
