@@ -333,28 +333,34 @@ class MlxRunner:
     def _prefill(self, span: Span) -> mx.array | None:
         """Prefill a chunk on the row's own caches. The last known token is left to the decode pass, so that
         no logits are computed here; but a state that holds nothing yet takes it, and so does one whose last
-        token is part of an image: its logits `[1, vocab]` are returned."""
+        token belongs to the rest (an image, a prompt in one piece): its logits `[1, vocab]` are returned."""
         row = self._rows[span.row]
         sight = self._look(row)
         while sight is not None and not sight.encoded:
             sight.encode()
         tokens = row.held_back + span.tokens
-        if not span.last and (self._whole_prompts or (sight is not None and sight.whole)):
+        whole = self._whole_prompts or (sight is not None and sight.whole)
+        if whole and not span.last:
             row.held_back = tokens
             return None
         row.held_back = ()
         end = span.start + len(span.tokens)
-        whole = not span.last or end == 1 or (sight is not None and sight.bound(end - 1))
-        if not whole:
+        bound = (whole and not row.spec.drawn) or (sight is not None and sight.bound(end - 1))
+        left = span.last and end > 1 and not bound
+        if left:
             row.pending = mx.array(tokens[-1], dtype=mx.int32)
             tokens = tokens[:-1]
+        # What a row of whole prompts drew before it was preempted was fed token by token.
+        first = end - row.spec.drawn if whole else len(tokens)
+        pieces = [tokens[:first], *((token,) for token in tokens[first:])]
         logits = None
-        if tokens:
-            told = sight.told(row.held, tokens) if sight is not None else {}
-            inputs = mx.array(tokens, dtype=mx.int32)[None]
-            logits = self._forward(inputs, self._own(span.row), **told)[:, -1]
-            row.held += len(tokens)
-        return logits if whole and span.last else None
+        for piece in pieces:
+            if piece:
+                told = sight.told(row.held, piece) if sight is not None else {}
+                inputs = mx.array(piece, dtype=mx.int32)[None]
+                logits = self._forward(inputs, self._own(span.row), **told)[:, -1]
+                row.held += len(piece)
+        return logits if span.last and not left else None
 
     def _decode_together(self, ready: Sequence[int]) -> list[mx.array]:
         """Logits `[rows, vocab]` after one token of each of the rows, which are the batch from now on."""

@@ -2,8 +2,9 @@
 
 A family's `get_input_embeddings` runs its vision tower and puts the features in place of the image tokens'
 embeddings. What it puts there depends on the image alone in nearly every family, so those rows are kept by
-the image's digest and serve every later prompt with that image, wherever it stands. Families that compute
-more from a prompt than that (per-layer inputs) are kept by the whole prompt.
+the image's digest and serve every later prompt with that image, wherever it stands. Whether it is so is tried
+on the first image that a model sees. Families that compute more from a prompt than that (per-layer inputs),
+or whose features depend on where the image stands, are kept by the whole prompt.
 
 Runs on the MLX thread. Encoding and the index of multimodal positions read arrays on the host, as upstream's
 code does; nothing else here does.
@@ -45,6 +46,8 @@ BY_IMAGE = frozenset(
 """What `get_input_embeddings` may return where features belong to images one by one. Its 4-d mask is all
 ones: upstream's own generation passes it on under a name that no such language model reads."""
 PIXELS = "pixel_values"
+ROUNDING = 0.05
+"""Of the largest feature: two encodings of one image that differ by less are one."""
 NOT_INPUTS = frozenset({"input_ids", "attention_mask", "mask", PIXELS})
 
 
@@ -91,8 +94,8 @@ class Eyes:
     def __init__(self, model: Any, kept: EncodedImages[Encoded] | None = None) -> None:
         self.model = model
         self.kept: EncodedImages[Encoded] = EncodedImages() if kept is None else kept
-        self.by_image = True
-        """False once the model has returned features that are not."""
+        self.by_image: bool | None = None
+        """Whether features belong to images one by one; None until the first image."""
         self.image_tokens = np.array(image_token_ids(model.config), dtype=np.int64)
         self.rope_index = getattr(model.language_model, "get_rope_index", None)
 
@@ -120,8 +123,10 @@ class Eyes:
         ids = _ids(tokens)
         pixels = _as_mlx(inputs.get(PIXELS))
         rest = {name: _as_mlx(value) for name, value in inputs.items() if name not in NOT_INPUTS}
-        found = self.model.get_input_embeddings(ids, pixels, mask=mx.ones_like(ids), **rest)
-        return {name: value for name, value in found.to_dict().items() if value is not None}
+        found = self.model.get_input_embeddings(ids, pixels, mask=mx.ones_like(ids), **rest).to_dict()
+        if found["inputs_embeds"].shape[1] != len(tokens):
+            raise ValueError("Images that lengthen the prompt as they are put into it are not supported.")
+        return {name: value for name, value in found.items() if value is not None}
 
 
 class RowImages:
@@ -151,46 +156,75 @@ class RowImages:
         """See `chairlift.engine.sight.RowSight`."""
         if self.encoded:
             return
+        if self._eyes.by_image is None and self._ranges:
+            self._try_by_image()
         if self._eyes.by_image and self._ranges:
             self._encode_image()
-        if not self._eyes.by_image or not self._ranges:
+        else:
             self._encode_prompt()
         if self._prompt_rows is not None or all(image is not None for image in self._images):
             self._find_positions()
             self.encoded = True
 
+    def _try_by_image(self) -> None:
+        """Encode the whole prompt, and its first image (all of them, where their inputs cannot be told
+        apart) without the text around it: are the features the same?"""
+        whole = self._eyes.features(self._prompt, self._media.inputs)
+        self._eyes.by_image = False
+        if not whole.keys() <= BY_IMAGE:
+            return
+        first, last = self._ranges[0] if self._parts is not None else (0, len(self._places))
+        (image,) = self._cut_out(whole, 0, [(first, last)], 0)
+        group = range(1) if self._parts is not None else range(len(self._ranges))
+        alone = self._features_of(group)
+        if alone is None:
+            return
+        self._eyes.by_image = _alike(image, alone[0] if len(group) == 1 else _together(alone))
+        if self._eyes.by_image:
+            for index, found in enumerate(self._cut_out(whole, 0, self._ranges, 0)):
+                self._keep(index, found)
+
     def _encode_image(self) -> None:
         """What is kept of the images, and the first that is not kept."""
-        kept, keys = self._eyes.kept, self._keys()
-        for index, key in enumerate(keys):
-            found = kept.get(key)
+        for index, key in enumerate(self._keys()):
+            found = self._eyes.kept.get(key)
             if isinstance(found, ImageRows) and len(found.embeds) == _length(self._ranges[index]):
                 self._images[index] = found
         missing = [index for index, image in enumerate(self._images) if image is None]
         if not missing:
             return
-        index = missing[0]
-        if self._parts is None:
-            # Several images whose inputs cannot be told apart, or one.
-            span, inputs, group = (0, len(self._prompt)), self._media.inputs, range(len(keys))
-        else:
-            first, last = self._ranges[index]
-            span = (int(self._places[first]), int(self._places[last - 1]) + 1)
-            inputs, group = self._parts[index], range(index, index + 1)
-        features = self._eyes.features(self._prompt[slice(*span)], inputs)
-        if not features.keys() <= BY_IMAGE:
-            self._eyes.by_image = False
-            return
+        group = range(len(self._ranges)) if self._parts is None else range(missing[0], missing[0] + 1)
+        for index, image in zip(group, self._features_of(group) or (), strict=True):
+            self._keep(index, image)
+
+    def _features_of(self, group: range) -> list[ImageRows] | None:
+        """Neighbouring images without the text around them, None where the model gives more than features."""
+        inputs = self._media.inputs if self._parts is None else self._parts[group[0]]
+        ranges = [self._ranges[index] for index in group]
+        start = int(self._places[ranges[0][0]])
+        stop = int(self._places[ranges[-1][1] - 1]) + 1
+        features = self._eyes.features(self._prompt[start:stop], inputs)
+        return self._cut_out(features, start, ranges, ranges[0][0]) if features.keys() <= BY_IMAGE else None
+
+    def _cut_out(
+        self, features: Mapping[str, Any], start: int, ranges: Sequence[tuple[int, int]], base: int
+    ) -> list[ImageRows]:
+        """Images of the prompt from `start` on; their features among the deep ones begin with the image
+        token `base`."""
         embeds = features["inputs_embeds"][0]
         deep = list(features.get("deepstack_visual_embeds", ()))
-        base = self._ranges[group[0]][0]
-        for member in group:
-            first, last = self._ranges[member]
-            rows = embeds[mx.array(self._places[first:last] - span[0])]
-            image = ImageRows(rows, tuple(layer[first - base : last - base] for layer in deep))
-            mx.eval(image.embeds, *image.deep)
-            self._images[member] = image
-            kept.put(keys[member], image)
+        return [
+            ImageRows(
+                embeds[mx.array(self._places[first:last] - start)],
+                tuple(layer[first - base : last - base] for layer in deep),
+            )
+            for first, last in ranges
+        ]
+
+    def _keep(self, index: int, image: ImageRows) -> None:
+        mx.eval(image.embeds, *image.deep)
+        self._images[index] = image
+        self._eyes.kept.put(self._keys()[index], image)
 
     def _keys(self) -> Sequence[Hashable]:
         return [("image", digest) for digest in self._media.digests]
@@ -305,6 +339,23 @@ def split_inputs(inputs: Mapping[str, Any], count: int) -> list[dict[str, Any]] 
     if any(not isinstance(value, np.ndarray | list) or len(value) != count for value in arrays.values()):
         return None
     return [{name: value[index : index + 1] for name, value in arrays.items()} for index in range(count)]
+
+
+def _together(images: Sequence[ImageRows]) -> ImageRows:
+    deep = zip(*(image.deep for image in images), strict=True)
+    return ImageRows(
+        mx.concatenate([image.embeds for image in images]), tuple(mx.concatenate(list(d)) for d in deep)
+    )
+
+
+def _alike(one: ImageRows, other: ImageRows) -> bool:
+    """Equal but for rounding, which other shapes of matrices bring."""
+    pairs = [(one.embeds, other.embeds), *zip(one.deep, other.deep, strict=True)]
+    for a, b in pairs:
+        distance = mx.abs(a - b).max() <= ROUNDING * mx.abs(a).max()
+        if a.shape != b.shape or not bool(distance.item()):
+            return False
+    return True
 
 
 def _length(part: tuple[int, int]) -> int:
