@@ -32,6 +32,7 @@ class Ride:
         cancel: the step in which it is released for good, wherever it is by then.
         preempt: steps in which its state is dropped; it starts again in the step after, from its tokens.
         media: images of its prompt.
+        sampling, seed: how it draws.
     """
 
     prompt: Prompt
@@ -41,6 +42,8 @@ class Ride:
     cancel: int | None = None
     preempt: tuple[int, ...] = ()
     media: PreparedMedia | None = None
+    sampling: SamplingParams = GREEDY
+    seed: int = 0
 
 
 @dataclass(slots=True)
@@ -133,7 +136,7 @@ class Lift:
             media = row.ride.media
             row.unseen = len(media.digests) if media is not None else 0
             prompt = row.ride.prompt if media is not None else ()
-            admitted.append(NewRow(row.row, GREEDY, row.row, len(drawn), media, prompt))
+            admitted.append(NewRow(row.row, row.ride.sampling, row.ride.seed, len(drawn), media, prompt))
         return tuple(admitted)
 
     def _span(self, row: _Row, size: int) -> Span:

@@ -91,6 +91,6 @@ def test_a_joiner_waits_for_its_step() -> None:
 def test_a_difference_is_a_wrong_token_or_probability_and_no_tie(
     gap: float, token: int, logprob: float, found: int
 ) -> None:
-    solo = Solo(SimpleNamespace(), {PROMPT: Answer((7,), (-1.0,), (gap,))})
+    solo = Solo(SimpleNamespace(), _answers={PROMPT: Answer((7,), (-1.0,), (gap,))})
     answers = [[Sample(token, logprob)]]
     assert len(differences(solo, [Ride(PROMPT, tokens=1)], answers)) == found
