@@ -22,6 +22,7 @@ from chairlift.engine.errors import EngineError
 from chairlift.engine.plan import ModelInfo, RunnerStats
 from chairlift.server.app import create_app
 from chairlift.server.connection import Connection
+from chairlift.server.descriptors import Complaints, raise_limit
 from chairlift.server.metrics import ServerMetrics
 from chairlift.server.settings import ServerSettings
 
@@ -152,6 +153,8 @@ async def serve_engine(
     Requests are answered from the first moment on: with 503 while the model loads, and again, after the first
     signal, while running answers finish. A second signal ends the process at once.
     """
+    raise_limit()
+    asyncio.get_running_loop().set_exception_handler(Complaints())
     stop = _install_signals()
     server = _Server(_uvicorn_config(create_app(engine, settings, metrics), access_log))
     serving = asyncio.create_task(server.serve(sockets=[listener]))
