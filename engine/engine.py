@@ -259,10 +259,10 @@ class Engine:
             InvalidParameter: a token id the model does not have.
             ContextLengthExceeded: the prompt fills the context.
         """
+        self._scheduler.room(request)  # first, so that no more tokens are looked at than the context holds
         tokens, known = request.prompt_token_ids, self.tokenizer.vocab_size
         if min(tokens) < 0 or max(tokens) >= known:
             raise InvalidParameter("prompt", f"The prompt holds a token id outside 0..{known - 1}.")
-        self._scheduler.room(request)
 
     def _submit(self, request: Request, *, observed: bool) -> RequestHandle:
         given = request.sampling.seed

@@ -12,6 +12,8 @@ from chairlift.engine.errors import InvalidParameter
 from chairlift.engine.media import PreparedMedia
 
 MAX_STOP_STRINGS = 16
+MAX_STOP_LENGTH = 1024
+"""Characters of a stop string: what is made of them for the search is made on the event loop."""
 MAX_LOGPROBS = 20
 MAX_SEED = 2**64 - 1
 
@@ -69,8 +71,13 @@ class SamplingParams:
                 raise InvalidParameter(
                     "stop", "stop must be a non-empty string or a list of non-empty strings."
                 )
+            if len(text) > MAX_STOP_LENGTH:
+                raise InvalidParameter(
+                    "stop", f"stop holds a string of {len(text)} characters; at most {MAX_STOP_LENGTH}."
+                )
         for token in self.stop_token_ids:
             _integer("stop_token_ids", token, least=0)
+        object.__setattr__(self, "stop_token_ids", tuple(dict.fromkeys(self.stop_token_ids)))
         if self.logprobs is not None:
             _integer("logprobs", self.logprobs, least=0, most=MAX_LOGPROBS)
 

@@ -129,6 +129,8 @@ REFUSED: list[tuple[dict[str, object], str]] = [
     ({"stop": ""}, "stop"),
     ({"stop": ["a", ""]}, "stop"),
     ({"stop": ["a"] * 17}, "stop"),
+    ({"stop": "a" * 1025}, "stop"),
+    ({"stop": ["a", "b" * 2**20]}, "stop"),
     ({"stop": {"a": 1}}, "stop"),
     ({"stop_token_ids": [-1]}, "stop_token_ids[0]"),
     ({"stop_token_ids": [1, 260]}, "stop_token_ids[1]"),
