@@ -52,6 +52,8 @@ class Row:
     """What is prefilled in this admission: the prompt, and after a preemption the output so far."""
     prefilled: int = 0
     """Known tokens launched in spans, from position 0."""
+    looked: int = 0
+    """Images whose encoding was launched, in this admission."""
     launched: int = 0
     """Draws launched, those on the host included."""
     losses: int = 0
@@ -78,6 +80,11 @@ class Row:
         if self.id is None:
             return len(self.request.prompt_token_ids) + len(self.output)
         return len(self.known) - self.prefilled
+
+    @property
+    def unseen(self) -> int:
+        """Images still to encode before its prefill."""
+        return len(self.request.media.digests) - self.looked if self.request.media is not None else 0
 
     @property
     def decodable(self) -> bool:

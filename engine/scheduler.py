@@ -168,6 +168,12 @@ class Scheduler:
         budget = max(self.max_num_batched_tokens - len(decode), self.min_chunk)
         admit: list[NewRow] = []
         prefill: list[Span] = []
+        encode = self._looking(candidates)
+        if encode is not None:
+            if encode.id is None:
+                admit.append(self._admit(encode))
+            encode.looked += 1
+            candidates = [row for row in candidates if row is not encode and not row.unseen]
         for row, tokens in self._share(candidates, budget):
             if row.id is None:
                 admit.append(self._admit(row))
@@ -181,6 +187,7 @@ class Scheduler:
             admit=tuple(admit),
             prefill=tuple(prefill),
             decode=tuple(row.id for row in decode if row.id is not None),
+            encode=(encode.id,) if encode is not None and encode.id is not None else (),
         )
         self._release.clear()
         if not plan.idle:
@@ -216,6 +223,8 @@ class Scheduler:
         drawing = {*plan.decode, *(span.row for span in plan.prefill if span.last)}
         for id in dict.fromkeys((*plan.rows, *result.failed, *result.lost)):
             row = self._live.get(id)
+            if row is not None and id in result.encoded:
+                row.looked += row.unseen
             if row is None:
                 self.wasted += id in drawing and id in result.samples
             elif id in result.failed:
@@ -259,7 +268,7 @@ class Scheduler:
                 self._release.append(row.id)
         row.id = None
         row.known = ()
-        row.prefilled = 0
+        row.prefilled = row.looked = 0
         row.launched = row.drawn
 
     # -- plans
@@ -274,6 +283,11 @@ class Scheduler:
             return not overdue, 0 if overdue else row.request.priority, row.arrival
 
         return heapq.nsmallest(seats, self._waiting.values(), key=order)
+
+    def _looking(self, candidates: list[Row]) -> Row | None:
+        """The row that encodes an image in this step, if any has one left: the oldest. It gets no span, so
+        that a step has one large piece of work; others with images wait for their turn."""
+        return min((row for row in candidates if row.unseen), key=lambda row: row.arrival, default=None)
 
     def _share(self, candidates: list[Row], budget: int) -> Iterable[tuple[Row, int]]:
         """(row, tokens) of this step's spans, at most `budget` tokens together; the oldest row first."""
@@ -325,7 +339,9 @@ class Scheduler:
         self._live[row.id] = row
         if row.timing.admitted is None:
             row.timing.admitted = self._clock()
-        return NewRow(row.id, row.request.sampling, row.seed, row.drawn, row.request.media)
+        media = row.request.media if row.unseen else None
+        prompt = row.request.prompt_token_ids if media is not None else ()
+        return NewRow(row.id, row.request.sampling, row.seed, row.drawn, media, prompt)
 
     def _launch_span(self, row: Row, tokens: int) -> Span:
         assert row.id is not None
