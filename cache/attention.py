@@ -23,31 +23,45 @@ from chairlift.cache.layout import Action, Drop, Move, Place, Rebuild
 from chairlift.cache.ragged import ragged_attention, ragged_available
 from chairlift.cache.step import CohortStep
 
+Planes = Sequence[mx.array]
+"""What a layer stores of tokens, `[rows, kv_heads, tokens, *]` each: keys and values, or their parts."""
+
 
 class Block:
-    """One cohort's keys and values; the arrays come with the first tokens, which tell their shapes."""
+    """One cohort's planes; the arrays come with the first tokens, which tell their shapes."""
 
     def __init__(self, slots: int, capacity: int) -> None:
         self.slots = slots
         self.capacity = capacity
-        self.keys: mx.array | None = None
-        self.values: mx.array | None = None
+        self.planes: list[mx.array] = []
 
-    def allocate(self, keys: mx.array, values: mx.array) -> None:
-        """Zeroed arrays shaped after `keys` and `values` `[*, kv_heads, *, head_dim]`, if not there yet."""
-        if self.keys is None or self.values is None:
-            self.keys = _zeros_like(keys, self.slots, self.capacity)
-            self.values = _zeros_like(values, self.slots, self.capacity)
+    def allocate(self, like: Planes) -> None:
+        """Zeroed planes shaped after `like`, if not there yet."""
+        if not self.planes:
+            self.planes = [_zeros_like(plane, self.slots, self.capacity) for plane in like]
 
     def clear(self, slot: int, tokens: int) -> None:
         """Zero a slot behind its first `tokens` positions."""
-        if self.keys is not None and self.values is not None and tokens < self.capacity:
-            self.keys[slot, :, tokens:] = 0
-            self.values[slot, :, tokens:] = 0
+        if tokens < self.capacity:
+            for plane in self.planes:
+                plane[slot, :, tokens:] = 0
+
+    @property
+    def keys(self) -> mx.array | None:
+        """`[slots, kv_heads, capacity, head_dim]`, where the planes are keys and values."""
+        return self.planes[0] if self.planes else None
+
+    @keys.setter
+    def keys(self, array: mx.array) -> None:
+        self.planes[0] = array
+
+    @property
+    def values(self) -> mx.array | None:
+        return self.planes[1] if self.planes else None
 
     @property
     def nbytes(self) -> int:
-        return sum(array.nbytes for array in (self.keys, self.values) if array is not None)
+        return sum(plane.nbytes for plane in self.planes)
 
 
 class CohortKV:
@@ -60,7 +74,7 @@ class CohortKV:
 
     def __init__(self, window: int | None = None, single: type[Any] | None = None) -> None:
         self.window = window
-        self._single = single if single is not None else KVCache if window is None else RotatingKVCache
+        self.single = single if single is not None else KVCache if window is None else RotatingKVCache
         self.blocks: dict[int, Block] = {}
         self._constants: dict[float, mx.array] = {}
 
@@ -82,76 +96,130 @@ class CohortKV:
             ValueError: a cache of another kind or window, or of more than one row.
         """
         block = self.blocks[place.cohort]
-        if cache.size() == 0:
+        offset = int(cache.offset)
+        if offset == 0:
             block.clear(place.slot, 0)
             return
-        keys, values = _temporal(cache)
-        if keys.shape[0] != 1:
-            raise ValueError(f"A row joins from a cache of batch 1, not {keys.shape[0]}.")
-        block.allocate(keys, values)
-        block.clear(place.slot, int(cache.offset))
+        planes = self.planes_of(cache)
+        if planes[0].shape[0] != 1:
+            raise ValueError(f"A row joins from a cache of batch 1, not {planes[0].shape[0]}.")
+        block.allocate(planes)
+        block.clear(place.slot, offset)
         slot = slice(place.slot, place.slot + 1)
-        assert block.keys is not None and block.values is not None
-        for target, count, source in self._stretches(int(cache.offset), keys.shape[2]):
-            block.keys[slot, :, target : target + count] = keys[:, :, source : source + count]
-            block.values[slot, :, target : target + count] = values[:, :, source : source + count]
+        for plane, own in zip(block.planes, planes, strict=True):
+            for target, count, source in self._stretches(offset, own.shape[2]):
+                plane[slot, :, target : target + count] = own[:, :, source : source + count]
 
     def read(self, place: Place, tokens: int) -> Any:
         """The single-request cache of a slot that holds `tokens` tokens, in memory of its own."""
         block = self.blocks[place.cohort]
         kept = tokens if self.window is None else min(tokens, self.window)
-        keys = values = None
-        if block.keys is not None and block.values is not None and kept:
-            keys = self._unrolled(block.keys[place.slot : place.slot + 1], tokens, kept)
-            values = self._unrolled(block.values[place.slot : place.slot + 1], tokens, kept)
-        cache = self._single() if self.window is None else self._single(max_size=self.window)
-        cache.keys, cache.values = keys, values
-        cache.offset = tokens if keys is not None else 0
-        if self.window is not None:
-            cache._idx = kept if keys is not None else 0
-        return cache
+        if not block.planes or not kept:
+            return self.filled((), 0)
+        slot = slice(place.slot, place.slot + 1)
+        return self.filled([self._unrolled(plane[slot], tokens, kept) for plane in block.planes], tokens)
 
     def append(self, step: CohortStep, keys: mx.array, values: mx.array) -> None:
         """Store one new token of each row of the cohort: `[rows, kv_heads, 1, head_dim]`, in slot order."""
         block = self.blocks[step.key]
-        block.allocate(keys, values)
-        assert block.keys is not None and block.values is not None
+        new = self.encoded(keys, values)
+        block.allocate(new)
         if step.uniform is not None:
             at = step.uniform if self.window is None else step.uniform % self.window
-            block.keys[: step.used, :, at : at + 1] = keys
-            block.values[: step.used, :, at : at + 1] = values
+            for plane, token in zip(block.planes, new, strict=True):
+                plane[: step.used, :, at : at + 1] = token
         else:
-            block.keys = self._put(step, block.keys, keys)
-            block.values = self._put(step, block.values, values)
+            block.planes = [
+                self._put(step, plane, token) for plane, token in zip(block.planes, new, strict=True)
+            ]
 
     def visible(self, step: CohortStep) -> tuple[mx.array, mx.array]:
         """Views of the used part of a block: `[used slots, kv_heads, longest, head_dim]`."""
-        block = self.blocks[step.key]
-        assert block.keys is not None and block.values is not None
-        longest = step.longest if self.window is None else min(step.longest, self.window)
-        return block.keys[: step.used, :, :longest], block.values[: step.used, :, :longest]
+        keys, values = self.arrays(step.key)
+        longest = self._longest(step)
+        return keys[: step.used, :, :longest], values[: step.used, :, :longest]
+
+    def attend(
+        self,
+        step: CohortStep,
+        queries: mx.array,
+        scale: float,
+        window: int | None,
+        sinks: mx.array | None = None,
+    ) -> mx.array:
+        """Attention of the cohort's rows over what they hold, their new tokens included.
+
+        Args:
+            queries: `[rows, heads, 1, head_dim]`, in slot order.
+            window: tokens visible at most, the new one included; None for all that are kept.
+            sinks: `[heads]`, one more logit per head that takes weight and gives nothing.
+        """
+        keys, values = self.arrays(step.key)
+        ragged = self._ragged(step, queries, keys, values, scale, window, sinks)
+        if ragged is not None:
+            return ragged
+        if step.holes:
+            queries = queries[step.fill]
+        longest = self._longest(step)
+        out = mx.fast.scaled_dot_product_attention(
+            queries,
+            keys[: step.used, :, :longest],
+            values[: step.used, :, :longest],
+            scale=scale,
+            mask=step.mask(self.window, window),
+            sinks=sinks,
+        )
+        return out[step.slots] if step.holes else out
+
+    # How tokens are stored
+
+    def encoded(self, keys: mx.array, values: mx.array) -> Planes:
+        """The planes of new tokens."""
+        return keys, values
+
+    def arrays(self, cohort: int) -> tuple[mx.array, mx.array]:
+        """Keys and values of a whole block."""
+        keys, values = self.blocks[cohort].planes
+        return keys, values
+
+    def planes_of(self, cache: Any) -> Planes:
+        """The planes of a single-request cache, oldest token first, unused room cut off."""
+        return temporal(cache)
+
+    def filled(self, planes: Planes, tokens: int) -> Any:
+        """A single-request cache of `tokens` tokens that holds `planes`."""
+        cache = self.single() if self.window is None else self.single(max_size=self.window)
+        return fill(cache, planes, tokens)
+
+    def _longest(self, step: CohortStep) -> int:
+        return step.longest if self.window is None else min(step.longest, self.window)
 
     def _put(self, step: CohortStep, block: mx.array, new: mx.array) -> mx.array:
         positions = step.positions(self.window, new.shape[1], new.shape[3])
         return mx.put_along_axis(block, positions, step.by_slot(new), axis=2)
 
-    def ragged(
-        self, step: CohortStep, queries: mx.array, scale: float, window: int | None, sinks: mx.array | None
+    def _ragged(
+        self,
+        step: CohortStep,
+        queries: mx.array,
+        keys: mx.array,
+        values: mx.array,
+        scale: float,
+        window: int | None,
+        sinks: mx.array | None,
     ) -> mx.array | None:
-        """Attention of the cohort's rows by the ragged kernel, or None where it does not apply."""
-        block = self.blocks[step.key]
-        assert block.keys is not None and block.values is not None
-        dim, kinds = queries.shape[-1], {queries.dtype, block.keys.dtype, block.values.dtype}
-        if len(kinds) > 1 or block.keys.shape != block.values.shape:
+        """Attention by the ragged kernel over a whole block, or None where it does not apply."""
+        dim, kinds = queries.shape[-1], {queries.dtype, keys.dtype, values.dtype}
+        if len(kinds) > 1 or keys.shape != values.shape:
             return None
-        if not ragged_available(dim, queries.shape[1] // block.keys.shape[1], queries.dtype):
+        if not ragged_available(dim, queries.shape[1] // keys.shape[1], queries.dtype):
             return None
         if self.window is not None and window is not None and window < min(self.window, step.longest):
             return None  # a ring does not hold its tokens in order
         return ragged_attention(
             queries,
-            block.keys,
-            block.values,
+            keys,
+            values,
             step.slots,
             step.held,
             step.longest,
@@ -203,27 +271,25 @@ class CohortKV:
         if old is not None and (old.slots, old.capacity) == (action.slots, capacity) and not packed:
             return  # a ring already as wide as its window does not grow
         block = Block(action.slots, capacity)
-        if old is not None and old.keys is not None and old.values is not None:
-            block.keys = _rebuilt(old.keys, action, capacity)
-            block.values = _rebuilt(old.values, action, capacity)
+        if old is not None:
+            block.planes = [_rebuilt(plane, action, capacity) for plane in old.planes]
         self.blocks[action.key] = block
 
     def _move(self, action: Move) -> None:
         (source_key, source_slot), (target_key, target_slot) = action.source, action.target
         source, target = self.blocks[source_key], self.blocks[target_key]
-        if source.keys is None or source.values is None:
+        if not source.planes:
             return
-        target.allocate(source.keys, source.values)
-        assert target.keys is not None and target.values is not None
+        target.allocate(source.planes)
         count = self._width(action.tokens)
         target.clear(target_slot, count)
         moved = slice(source_slot, source_slot + 1)
         slot = slice(target_slot, target_slot + 1)
-        target.keys[slot, :, :count] = source.keys[moved, :, :count]
-        target.values[slot, :, :count] = source.values[moved, :, :count]
+        for plane, old in zip(target.planes, source.planes, strict=True):
+            plane[slot, :, :count] = old[moved, :, :count]
 
 
-def _temporal(cache: Any) -> tuple[mx.array, mx.array]:
+def temporal(cache: Any) -> tuple[mx.array, mx.array]:
     """Keys and values of a single-request cache, oldest token first, unused room cut off."""
     keys, values, offset = cache.keys, cache.values, int(cache.offset)
     if not hasattr(cache, "max_size"):
@@ -236,6 +302,16 @@ def _temporal(cache: Any) -> tuple[mx.array, mx.array]:
         keys, values = (mx.concatenate([a[:, :, part] for part in order], axis=2) for a in (keys, values))
         return keys, values
     return keys[:, :, :index], values[:, :, :index]
+
+
+def fill(cache: Any, planes: Planes, tokens: int) -> Any:
+    """`cache`, a fresh one, as if it had taken `tokens` tokens of which it keeps `planes`."""
+    if planes:
+        cache.keys, cache.values = planes
+        cache.offset = tokens
+        if hasattr(cache, "max_size"):
+            cache._idx = planes[0].shape[2]
+    return cache
 
 
 def _zeros_like(array: mx.array, slots: int, capacity: int) -> mx.array:

@@ -152,17 +152,7 @@ class AttendView:
         window: int | None,
         sinks: mx.array | None,
     ) -> mx.array:
-        part = queries[cohort.start : cohort.stop]
-        ragged = self._store.ragged(cohort, part, scale, window, sinks)
-        if ragged is not None:
-            return ragged
-        keys, values = self._store.visible(cohort)
-        if cohort.holes:
-            part = part[cohort.fill]
-        out = mx.fast.scaled_dot_product_attention(
-            part, keys, values, scale=scale, mask=cohort.mask(self._store.window, window), sinks=sinks
-        )
-        return out[cohort.slots] if cohort.holes else out
+        return self._store.attend(cohort, queries[cohort.start : cohort.stop], scale, window, sinks)
 
     def _attend_span(
         self,
