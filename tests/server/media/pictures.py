@@ -78,7 +78,7 @@ class FakeProcessor:
             ids += [START, *f"{message['role']}\n".encode()]
             content = message["content"]
             for part in content if isinstance(content, list) else [text(str(content))]:
-                ids += tokens_of(rest.pop(0)) if part["type"] == "image" else part["text"].encode()
+                ids += tokens_of(rest.pop(0)) if part["type"] == "image" else str(part["text"]).encode()
             ids += [END, *b"\n"]
         if rest:
             raise InvalidParameter("messages", "There are more images than places.")

@@ -172,7 +172,9 @@ def test_orientation(kind: str, orientation: int, turn: Callable[[np.ndarray], n
     upright = np.repeat(np.repeat(gradient(2, 3), 16, axis=0), 16, axis=1)
     exif = Image.Exif()
     exif[0x0112] = orientation
-    options = {"JPEG": {"quality": 95}, "PNG": {}, "WEBP": {"lossless": True}}[kind]
+    options: dict[str, object] = {"quality": 95} if kind == "JPEG" else {}
+    if kind == "WEBP":
+        options["lossless"] = True
     found = pixels(encoded(np.ascontiguousarray(turn(upright)), kind, exif=exif.tobytes(), **options))
     assert found.shape == upright.shape
     assert np.abs(found.astype(int) - upright).mean() < 4

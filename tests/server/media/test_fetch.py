@@ -73,12 +73,13 @@ async def test_a_name_is_resolved_once_and_its_judged_address_connected_to() -> 
     """A name that answers differently the second time (DNS rebinding) is not asked a second time."""
     names = Names(["127.0.0.1"], ["127.0.0.2"])
     judged: list[str] = []
+
+    def judge(address: str) -> bool:
+        judged.append(address)
+        return True
+
     async with host(lambda path: ok(b"abc")) as web:
-        fetcher = Fetcher(
-            replace(OPEN, allow_private=False),
-            resolve=names,
-            judge=lambda address: not judged.append(address),
-        )
+        fetcher = Fetcher(replace(OPEN, allow_private=False), resolve=names, judge=judge)
         assert (await fetcher.fetch(web.url("/cat", name="cat.example"))).data == b"abc"
         assert web.requests[0][1]["host"] == f"cat.example:{web.port}"
     assert names.asked == [("cat.example", web.port)]
