@@ -7,6 +7,7 @@ tokens and its own delta. So what these models keep on themselves of their last 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import mlx.core as mx
@@ -43,6 +44,12 @@ class SeeingModel(nn.Module):  # type: ignore[misc]
         told = self._placed(tokens, cache, told)
         logits: mx.array = self.inner.language_model(tokens, cache=cache, **told).logits
         return logits
+
+    @property
+    def cast_predicate(self) -> Callable[[str], bool]:
+        """Which parameters may be cast to half precision, by name: the inner model's own word."""
+        inner = getattr(self.inner, "cast_predicate", None)
+        return lambda name: inner is None or bool(inner(name.removeprefix("inner.")))
 
     @property
     def model(self) -> Body:

@@ -284,7 +284,7 @@ FAMILIES: dict[str, VisionFamily] = {
             "qwen2_vl",
             flat_text(
                 {"model_type": "qwen2_vl", "rope_scaling": {"type": "mrope", "mrope_section": [2, 3, 3]}},
-                {**QWEN_VISION, "model_type": "qwen2_vl", "hidden_size": 64, "mlp_ratio": 2.0},
+                {**QWEN_VISION, "model_type": "qwen2_vl", "hidden_size": 64, "mlp_ratio": 2},
             ),
             QWEN_PATCHES,
             MARKS,
