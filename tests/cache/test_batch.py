@@ -64,15 +64,17 @@ class Machine(RuleBasedStateMachine):
         self.next_row += 1
         return row
 
-    def blocks(self) -> dict[tuple[int, int], tuple[Any, Any]]:
+    def blocks(self) -> dict[tuple[int, int], tuple[mx.array, ...]]:
         """(layer, cohort) -> the arrays that hold it."""
         return {
-            (layer, key): (block.keys, block.values)
+            (layer, key): tuple(block.planes)
             for layer, store in enumerate(stores(self.batch))
             for key, block in store.blocks.items()
         }
 
-    def assert_untouched(self, before: dict[tuple[int, int], tuple[Any, Any]], cohorts: set[int]) -> None:
+    def assert_untouched(
+        self, before: dict[tuple[int, int], tuple[mx.array, ...]], cohorts: set[int]
+    ) -> None:
         """All blocks but those of `cohorts` are the very arrays they were."""
         after = self.blocks()
         for (layer, key), arrays in before.items():
@@ -254,9 +256,7 @@ def test_a_row_may_leave_and_come_back_at_once() -> None:
 
 
 def arrays_of(store: CohortKV, cohort: int) -> list[mx.array]:
-    block = store.blocks[cohort]
-    assert block.keys is not None and block.values is not None
-    return [block.keys, block.values]
+    return store.blocks[cohort].planes
 
 
 def buffer(array: mx.array) -> int:
