@@ -50,6 +50,14 @@ def image_references(wire: ChatRequest) -> list[ImageReference]:
     ]
 
 
+def characters(message: Message) -> int:
+    """Of a message's text, images aside."""
+    content = message.content or ""
+    if isinstance(content, str):
+        return len(content)
+    return sum(len(part.text) for part in content if isinstance(part, TextPart))
+
+
 def _reference(part: ImagePart, param: str) -> ImageReference:
     if isinstance(part.image_url, str):
         return ImageReference(part.image_url, "auto", param)

@@ -16,13 +16,16 @@ from chairlift.engine.request import Request, SamplingParams
 from chairlift.server.body import parse
 from chairlift.server.errors import invalid, model_not_found, unsupported
 from chairlift.server.media.images import ImageReference
-from chairlift.server.messages import image_references, render
+from chairlift.server.messages import characters, image_references, render
 from chairlift.server.settings import ServerSettings
 from chairlift.server.wire.base import Sampled
 from chairlift.server.wire.chat import ChatRequest
 from chairlift.server.wire.completions import CompletionRequest
 from chairlift.server.wire.parameters import CHAT, COMPLETIONS
 
+MOST_CHARACTERS = 256
+"""Of a token: twice what the longest in any vocabulary known to us has. A text that exceeds the context even
+so is not tokenized, which would hold up everybody else's prompts for seconds a megabyte."""
 COMPLETION_MAX_TOKENS = 16
 """OpenAI's default on /v1/completions; a chat answer runs to the end of the context."""
 
@@ -55,6 +58,7 @@ def parse_chat(
     _check_common(wire, info)
     if not wire.messages:
         raise invalid("messages must hold at least one message.", "messages", "invalid_value")
+    _check_room(sum(map(characters, wire.messages)), "characters", info, "messages")
     if wire.top_logprobs is not None and not wire.logprobs:
         raise invalid("top_logprobs is only allowed when logprobs is true.", "top_logprobs", "invalid_value")
     spelled = "max_tokens"
@@ -113,7 +117,7 @@ def prepare_completions(
         logprobs=wire.logprobs,
         spelled={},
     )
-    prompts = _prompts(wire, tokenizer, settings.max_prompts)
+    prompts = _prompts(wire, tokenizer, info, settings.max_prompts)
     ids = [request_id] if len(prompts) == 1 else [f"{request_id}-{index}" for index in range(len(prompts))]
     return Prepared(
         tuple(Request(name, tokens, sampling) for name, (tokens, _) in zip(ids, prompts, strict=True)),
@@ -135,6 +139,16 @@ def _check_common(wire: Sampled, info: ModelInfo) -> None:
         )
     if options is not None and options.continuous_usage_stats:
         raise unsupported("stream_options.continuous_usage_stats")
+
+
+def _check_room(size: int, unit: str, info: ModelInfo, param: str) -> None:
+    """What is far too long is refused before anything is made of it; the engine does the exact count."""
+    if size > info.context_length * (MOST_CHARACTERS if unit == "characters" else 1):
+        raise invalid(
+            f"{param} has {size} {unit}, more than fit in this model's context of {info.context_length} tokens.",
+            param,
+            "context_length_exceeded",
+        )
 
 
 def _include_usage(wire: Sampled) -> bool:
@@ -184,7 +198,7 @@ def _check_vocabulary(token_ids: tuple[int, ...], tokenizer: Tokenizer, param: s
 
 
 def _prompts(
-    wire: CompletionRequest, tokenizer: Tokenizer, most: int
+    wire: CompletionRequest, tokenizer: Tokenizer, info: ModelInfo, most: int
 ) -> list[tuple[tuple[int, ...], str | None]]:
     """Tokens of each prompt, and its text where the client sent text."""
     given = wire.prompt
@@ -198,12 +212,14 @@ def _prompts(
         if not prompt:
             raise invalid(f"{param} is empty: it must hold at least one token.", param, "invalid_value")
         if isinstance(prompt, str):
+            _check_room(len(prompt), "characters", info, param)
             tokens = tuple(tokenizer.encode(prompt))
             if not tokens:
                 raise invalid(f"{param} makes no token.", param, "invalid_value")
             result.append((tokens, prompt))
         else:
             assert isinstance(prompt, list)
+            _check_room(len(prompt), "tokens", info, param)
             tokens = tuple(prompt)
             _check_vocabulary(tokens, tokenizer, param)
             result.append((tokens, None))
