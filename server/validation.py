@@ -145,7 +145,7 @@ def _check_room(size: int, unit: str, info: ModelInfo, param: str) -> None:
     """What is far too long is refused before anything is made of it; the engine does the exact count."""
     if size > info.context_length * (MOST_CHARACTERS if unit == "characters" else 1):
         raise invalid(
-            f"{param} has {size} {unit}, more than fit in this model's context of {info.context_length} tokens.",
+            f"{param} has {size} {unit}; this model's context holds {info.context_length} tokens, no more.",
             param,
             "context_length_exceeded",
         )
