@@ -25,6 +25,8 @@ class MediaSettings:
     """Of all files of one request."""
     max_pixels: int = 64_000_000
     """Of all images of one request, decoded: 192 MB."""
+    max_prepared_bytes: int = 4 * 2**30
+    """Of what the model's processor made of the images of all requests that wait or run; beyond it, 429."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ import numpy as np
 
 from chairlift.engine.media import ImageInput
 from chairlift.server.errors import APIError, invalid
+from chairlift.server.media.budget import MediaBudget
 from chairlift.server.media.data_uri import read_data_uri
 from chairlift.server.media.decode import decode
 from chairlift.server.media.errors import MediaError
@@ -20,7 +21,10 @@ from chairlift.server.media.local import read_local
 from chairlift.server.settings import MediaSettings
 
 DECODERS = 4
-"""Requests whose images are decoded at a time: with the bound on pixels, a bound on memory."""
+"""Requests whose images are decoded and prepared at a time: with the bound on pixels, a bound on memory."""
+
+Files = list[tuple[bytes, str | None]]
+"""Contents and stated types."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,15 +38,21 @@ class ImageReference:
 
 
 class ImageReader:
-    """Reads and decodes images off the event loop; one for the life of an app."""
+    """Reads and decodes images off the event loop; one for the life of an app.
+
+    `turn` is for whoever decodes, until the pixels are gone again; fetching is done before, since it may take
+    long.
+    """
 
     def __init__(self, settings: MediaSettings, fetcher: Fetcher | None = None) -> None:
         self._settings = settings
         self._fetcher = fetcher or Fetcher(settings)
         self._threads = ThreadPoolExecutor(DECODERS, "chairlift-images")
+        self.turn = asyncio.Semaphore(DECODERS)
+        self.budget = MediaBudget(settings.max_prepared_bytes)
 
-    async def read(self, references: Sequence[ImageReference]) -> tuple[ImageInput, ...]:
-        """In order.
+    async def read(self, references: Sequence[ImageReference]) -> Files:
+        """The images' files, in order.
 
         Raises:
             APIError: 400, of the first image at fault, by its place.
@@ -53,7 +63,7 @@ class ImageReader:
         # All of them to the end, so that the same request is always told of the same fault.
         results = await asyncio.gather(*map(self._bytes, references), return_exceptions=True)
         total = 0
-        files: list[tuple[bytes, str | None]] = []
+        files: Files = []
         for reference, result in zip(references, results, strict=True):
             if isinstance(result, MediaError):
                 raise _refused(reference.param, f"the image {result.message}")
@@ -66,6 +76,14 @@ class ImageReader:
                     f"the images of a request may hold {self._settings.max_total_bytes} bytes at most",
                 )
             files.append(result)
+        return files
+
+    async def decode(self, references: Sequence[ImageReference], files: Files) -> tuple[ImageInput, ...]:
+        """The images in files that were read, in order.
+
+        Raises:
+            APIError: 400, of the first image at fault, by its place.
+        """
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._threads, self._decode, references, files)
 
@@ -88,9 +106,7 @@ class ImageReader:
             raise MediaError("is a local file; the operator may open a folder with --allow-local-media")
         raise MediaError("is at no URL of data:, http: or https:")
 
-    def _decode(
-        self, references: Sequence[ImageReference], files: Sequence[tuple[bytes, str | None]]
-    ) -> tuple[ImageInput, ...]:
+    def _decode(self, references: Sequence[ImageReference], files: Files) -> tuple[ImageInput, ...]:
         room = self._settings.max_pixels
         images: list[ImageInput] = []
         for reference, (data, mime) in zip(references, files, strict=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
@@ -27,10 +28,23 @@ async def _prepare(raw: bytes, request_id: str, context: Context) -> Prepared:
     chat = await asyncio.to_thread(
         parse_chat, raw, engine.tokenizer, engine.info, settings, takes_images=takes_images
     )
-    images = await context.images.read(chat.images) if chat.images else ()
-    return await asyncio.to_thread(
-        prepare_chat, chat, images, request_id, engine.tokenizer, engine.processor, settings
+    prepare = partial(
+        prepare_chat,
+        chat,
+        request_id=request_id,
+        tokenizer=engine.tokenizer,
+        processor=engine.processor,
+        settings=settings,
     )
+    if not chat.images:
+        return await asyncio.to_thread(prepare, ())
+    files = await context.images.read(chat.images)
+    async with context.images.turn:
+        prepared = await asyncio.to_thread(prepare, await context.images.decode(chat.images, files))
+    for request in prepared.requests:
+        if request.media is not None:
+            context.images.budget.take(request.media)
+    return prepared
 
 
 @router.post("/v1/chat/completions")

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from chairlift.engine.media import ImageInput
 from chairlift.server.errors import APIError
 from chairlift.server.media.images import ImageReader, ImageReference, digest
 from chairlift.server.settings import MediaSettings
@@ -25,9 +26,14 @@ def references(*urls: str) -> list[ImageReference]:
     return [ImageReference(url, "auto", f"messages[0].content[{at}]") for at, url in enumerate(urls)]
 
 
+async def read(settings: MediaSettings, given: list[ImageReference]) -> tuple[ImageInput, ...]:
+    reader = ImageReader(settings)
+    return await reader.decode(given, await reader.read(given))
+
+
 async def refusal(settings: MediaSettings, *urls: str) -> APIError:
     with pytest.raises(APIError) as caught:
-        await ImageReader(settings).read(references(*urls))
+        await read(settings, references(*urls))
     error = caught.value
     assert (error.status, error.code) == (400, "invalid_image")
     assert error.param is not None and error.message.startswith(f"{error.param}: ")
@@ -38,10 +44,11 @@ async def refusal(settings: MediaSettings, *urls: str) -> APIError:
 async def test_from_everywhere_and_in_order(tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(encoded(SECOND))
     async with host(lambda path: ok(PNG, "Content-Type: image/png")) as web:
-        found = await ImageReader(replace(OPEN, local_folder=tmp_path)).read(
+        found = await read(
+            replace(OPEN, local_folder=tmp_path),
             references(
                 web.url(), data_uri(encoded(SECOND)), "a.png", f"file://{tmp_path}/a.png", data_uri(PNG)
-            )
+            ),
         )
     for image, expected in zip(found, (FIRST, SECOND, SECOND, SECOND, FIRST), strict=True):
         np.testing.assert_array_equal(image.pixels, expected)
@@ -84,13 +91,12 @@ async def test_private_addresses_are_off_by_default() -> None:
 
 
 async def test_a_scheme_in_capitals_and_spaces_around() -> None:
-    [image] = await ImageReader(OPEN).read(references(f"  DATA{data_uri(PNG)[4:]} \n"))
+    [image] = await read(OPEN, references(f"  DATA{data_uri(PNG)[4:]} \n"))
     np.testing.assert_array_equal(image.pixels, FIRST)
 
 
 async def test_as_many_as_allowed() -> None:
-    reader = ImageReader(replace(OPEN, max_images=2))
-    assert len(await reader.read(references(*[data_uri(PNG)] * 2))) == 2
+    assert len(await read(replace(OPEN, max_images=2), references(*[data_uri(PNG)] * 2))) == 2
     error = await refusal(replace(OPEN, max_images=2), *[data_uri(PNG)] * 3)
     assert error.param == "messages[0].content[2]" and "2 images at most" in error.message
 
@@ -102,14 +108,14 @@ async def test_as_many_bytes_as_allowed() -> None:
         in (await refusal(replace(OPEN, max_bytes=size - 1), data_uri(PNG))).message
     )
     both = replace(OPEN, max_bytes=size, max_total_bytes=2 * size)
-    assert len(await ImageReader(both).read(references(*[data_uri(PNG)] * 2))) == 2
+    assert len(await read(both, references(*[data_uri(PNG)] * 2))) == 2
     error = await refusal(both, *[data_uri(PNG)] * 3)
     assert error.param == "messages[0].content[2]" and f"{2 * size} bytes at most" in error.message
 
 
 async def test_as_many_pixels_as_allowed() -> None:
     both = replace(OPEN, max_pixels=45)
-    assert len(await ImageReader(both).read(references(*[data_uri(PNG)] * 2))) == 2
+    assert len(await read(both, references(*[data_uri(PNG)] * 2))) == 2
     error = await refusal(both, *[data_uri(PNG)] * 3)
     assert error.param == "messages[0].content[2]" and "has 5 x 4 pixels" in error.message
 
@@ -117,13 +123,12 @@ async def test_as_many_pixels_as_allowed() -> None:
 async def test_detail_counts_the_pixels_of_the_file_and_makes_another_image() -> None:
     data = encoded(gradient(100, 1100))
     low = [replace(reference, detail="low") for reference in references(data_uri(data))]
-    reader = ImageReader(replace(OPEN, max_pixels=110_000))
-    [small], [large] = await reader.read(low), await reader.read(references(data_uri(data)))
+    settings = replace(OPEN, max_pixels=110_000)
+    [small], [large] = await read(settings, low), await read(settings, references(data_uri(data)))
     assert small.pixels.shape == (47, 512, 3) and small.detail == "low"
     assert small.digest != large.digest
-    error = ImageReader(replace(OPEN, max_pixels=109_999)).read(low)
     with pytest.raises(APIError, match="1100 x 100 pixels"):
-        await error
+        await read(replace(OPEN, max_pixels=109_999), low)
 
 
 async def test_the_first_fault_is_told_whichever_is_found_first() -> None:
@@ -138,7 +143,7 @@ async def test_the_event_loop_goes_on_meanwhile() -> None:
     data = encoded(
         np.random.default_rng(0).integers(0, 256, (1500, 1500, 3), dtype=np.uint8), compress_level=1
     )
-    reading = asyncio.ensure_future(ImageReader(OPEN).read(references(data_uri(data))))
+    reading = asyncio.ensure_future(read(OPEN, references(data_uri(data))))
     turns = 0
     while not reading.done():
         turns += 1
