@@ -32,6 +32,9 @@ class EncodedImages(Generic[T]):
     def __len__(self) -> int:
         return len(self._kept)
 
+    def __contains__(self, key: Hashable) -> bool:
+        return key in self._kept
+
     def get(self, key: Hashable) -> T | None:
         value = self._kept.get(key)
         if value is not None:

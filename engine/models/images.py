@@ -122,6 +122,8 @@ class Eyes:
         is None."""
         ids = _ids(tokens)
         pixels = _as_mlx(inputs.get(PIXELS))
+        if pixels is None:
+            raise ValueError("The images have no pixels.")
         rest = {name: _as_mlx(value) for name, value in inputs.items() if name not in NOT_INPUTS}
         found = self.model.get_input_embeddings(ids, pixels, mask=mx.ones_like(ids), **rest).to_dict()
         if found["inputs_embeds"].shape[1] != len(tokens):

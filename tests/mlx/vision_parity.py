@@ -117,6 +117,23 @@ def rides(family: VisionFamily) -> tuple[Ride, ...]:
     )
 
 
+SHORT: frozenset[str] = frozenset()
+"""Families that ride a short schedule."""
+
+
+def short_rides(family: VisionFamily) -> tuple[Ride, ...]:
+    """Two rows of text and two with images, chunked, joined later, preempted."""
+    two = [family.image(1, 2, seed=51), family.image(2, 1, seed=52)]
+    return (
+        Ride(text_prompt(19), tokens=8, chunks=(8,)),
+        seeing_ride(
+            Ride((), tokens=8, chunks=(9,)), seeing_prompt(family, 4, [family.image(2, 2, seed=50)], 7, 31)
+        ),
+        seeing_ride(Ride((), join=2, tokens=7, preempt=(7,)), seeing_prompt(family, 1, two, 30, 32)),
+        Ride(text_prompt(3), join=3, tokens=6),
+    )
+
+
 def measure(name: str, schedule: Sequence[Ride]) -> Parity:
     """All rides on a fresh runner over the family's small model."""
     known = solo(name)
@@ -139,6 +156,7 @@ def measure(name: str, schedule: Sequence[Ride]) -> Parity:
 
 
 def bad_media(media: PreparedMedia) -> PreparedMedia:
-    """The same images with pixels for half of their tokens."""
-    inputs = {n: np.asarray(a)[: max(1, len(a) // 2)] for n, a in media.inputs.items()}
-    return PreparedMedia(inputs, tuple(f"bad/{d}" for d in media.digests), media.tokens)
+    """The same images with half of each row of their pixels."""
+    pixels = np.asarray(media.inputs["pixel_values"])
+    inputs = {**media.inputs, "pixel_values": pixels[..., : pixels.shape[-1] // 2]}
+    return PreparedMedia(inputs, tuple(f"bad/{digest}" for digest in media.digests), media.tokens)
