@@ -20,6 +20,7 @@ from mlx.utils import tree_flatten
 from chairlift.engine.engine import Engine
 from chairlift.engine.models.loader import load_model
 from chairlift.server.app import create_app
+from chairlift.server.media.budget import MediaBudget
 from chairlift.server.metrics import ServerMetrics
 from chairlift.server.settings import ServerSettings
 from tests.engine.models.vision_folders import QWEN_TOKENS, write_folder
@@ -64,16 +65,17 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 @asynccontextmanager
-async def serving(folder: Path) -> AsyncIterator[httpx.AsyncClient]:
+async def serving(folder: Path) -> AsyncIterator[tuple[httpx.AsyncClient, MediaBudget]]:
     metrics = ServerMetrics(NAME)
     engine = Engine(partial(load_model, folder, NAME, dtype="float32"), observer=metrics)
     await engine.start()
     try:
+        app = create_app(engine, ServerSettings(), metrics)
         async with (
-            on_socket(create_app(engine, ServerSettings(), metrics)) as url,
+            on_socket(app) as url,
             httpx.AsyncClient(base_url=url, timeout=120) as client,
         ):
-            yield client
+            yield client, app.state.context.images.budget
     finally:
         await engine.stop()
 
@@ -111,11 +113,13 @@ async def test_text_and_images_at_once(folder: Path) -> None:
         (ask, picture(64, 96, seed=0)),
         (text("Only text, and rather more of it than the others have. " * 3),),
     ]
-    async with serving(folder) as client:
+    async with serving(folder) as (client, budget):
         [card] = (await client.get("/v1/models")).json()["data"]
         assert card["input_modalities"] == ["text", "image"]
         alone = [await answer(client, *parts) for parts in conversations]
         together = await asyncio.gather(*(answer(client, *parts) for parts in conversations))
+        await answer(client, ask)
+        assert budget.used() == 0  # no array of a request outlives it
     assert together == alone
     plain, first, other, two, _, again, _ = alone
     assert first == again
@@ -133,7 +137,7 @@ async def test_text_and_images_at_once(folder: Path) -> None:
 
 
 async def test_streams_and_errors(folder: Path) -> None:
-    async with serving(folder) as client:
+    async with serving(folder) as (client, _):
         parts = (picture(64, 96, seed=0), text("?"))
         whole = (await client.post(CHAT, json=body(*parts))).json()["choices"][0]["message"]["content"]
         chunks = stream_of(await client.post(CHAT, json=body(*parts, stream=True)))
