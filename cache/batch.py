@@ -14,12 +14,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import mlx.core as mx
-from mlx_lm.models.cache import ArraysCache
+from mlx_lm.models.cache import ArraysCache, QuantizedKVCache
 
 from chairlift.cache.attention import CohortKV
 from chairlift.cache.kinds import Kind, kind_of
 from chairlift.cache.layout import FLOOR, CohortLayout, Drop, Move, Rebuild
 from chairlift.cache.mamba import BatchMambaCache
+from chairlift.cache.quantized import QuantizedKV, QuantizedRow
 from chairlift.cache.step import DecodeStep
 from chairlift.cache.views import AttendView, DenseView, SpanStep, ViewList
 
@@ -272,12 +273,14 @@ def tokens_held(caches: Caches) -> int:
         kind = kind_of(cache)
         if kind is Kind.NESTED:
             held = max(held, tokens_held(cache.caches))
-        elif kind in (Kind.FULL, Kind.ROTATING):
+        elif kind in (Kind.FULL, Kind.ROTATING) or isinstance(cache, QuantizedRow | QuantizedKVCache):
             held = max(held, int(cache.offset))
     return held
 
 
 def _tree(cache: Any) -> Tree:
+    if isinstance(cache, QuantizedRow):
+        return QuantizedKV(cache)
     match kind_of(cache):
         case Kind.FULL:
             return CohortKV(single=type(cache))

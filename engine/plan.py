@@ -179,6 +179,8 @@ class ModelInfo:
     parameters: int = 0
     weight_bytes: int = 0
     kv_bytes_per_token: int = 0
+    kv_dtype: str = ""
+    """Type of the keys and values: that of the numbers, or int8 or int4."""
     step_tokens: int = 512
     """Token budget of a step that suits the device, where the operator names none."""
     vision: bool = False

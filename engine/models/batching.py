@@ -18,6 +18,7 @@ import mlx.nn as nn
 from mlx_lm.models.cache import ArraysCache, make_prompt_cache
 
 from chairlift.cache.batch import RowBatch
+from chairlift.cache.quantized import UnsupportedQuantization
 from chairlift.cache.separate import SeparateRows
 from chairlift.cache.views import SpanStep
 from chairlift.engine.runner import FLAT_STEPS, Batching, make_batch
@@ -51,7 +52,7 @@ def find_batching(model: nn.Module, vocab_size: int) -> Finding:
         model: called as mlx-lm's models are: `model(tokens, cache=caches)` -> logits.
         vocab_size: token ids below this are valid.
     """
-    trial = _Trial(model, vocab_size)
+    trial = Trial(model, vocab_size, lambda: make_prompt_cache(model))
     whole = not trial.chunks_agree()
     if whole:
         return Finding(
@@ -92,25 +93,44 @@ def split_head(model: nn.Module, vocab_size: int) -> tuple[Body, Head] | None:
     return (body, head) if equal else None
 
 
-class _Trial:
-    """Solo runs of a few short prompts, and the same rows in a batch."""
+class Trial:
+    """Solo runs of a few short prompts, and the same rows in a batch.
 
-    def __init__(self, model: nn.Module, vocab_size: int) -> None:
+    Args:
+        make_cache: fresh caches for one request.
+        tolerance: largest difference of logits, as a share of the largest; None: what rounding explains.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        vocab_size: int,
+        make_cache: Callable[[], list[Any]],
+        tolerance: float | None = None,
+    ) -> None:
         self._model = model
+        self._make_cache = make_cache
         self._prompts = [_prompt(seed, length, vocab_size) for seed, length in enumerate(_LENGTHS)]
         self._answers = [_prompt(10 + seed, _STEPS, vocab_size) for seed in range(len(_LENGTHS))]
         self._solo = [self._run_solo(*pair) for pair in zip(self._prompts, self._answers, strict=True)]
         mx.eval(self._solo)
-        self._tolerance = _TOLERANCE.get(self._solo[0].dtype, 1e-1)
+        rounding = _TOLERANCE.get(self._solo[0].dtype, 1e-1)
+        self._tolerance = rounding if tolerance is None else tolerance
 
     def objection(self, batching: Batching) -> str | None:
-        """Why the model cannot be batched this way, or None."""
-        template = make_prompt_cache(self._model)
+        """Why the model cannot be batched this way, or None.
+
+        Raises:
+            UnsupportedQuantization: its attention does not take quantized caches.
+        """
+        template = self._make_cache()
         try:
             if batching is Batching.FLAT and make_batch(batching, template).has_recurrent:
                 return "Recurrent layers need the sequence axis."
             logits = self._run(batching, template)
             mx.eval(logits)
+        except UnsupportedQuantization:
+            raise
         except Exception as error:
             return f"{type(error).__name__}: {error}"
         worst = max(_distance(rows, solo) for rows, solo in zip(logits, self._solo, strict=True))
@@ -121,7 +141,7 @@ class _Trial:
     def chunks_agree(self) -> bool:
         """Whether a prompt prefilled in two chunks gives the logits of one."""
         index = max(range(len(self._prompts)), key=lambda row: len(self._prompts[row]))
-        prompt, caches = self._prompts[index], make_prompt_cache(self._model)
+        prompt, caches = self._prompts[index], self._make_cache()
         half = len(prompt) // 2
         mx.eval(self._model(prompt[None, :half], cache=caches))
         logits = self._model(prompt[None, half:], cache=caches)[0, -1]
@@ -129,7 +149,7 @@ class _Trial:
 
     def _run_solo(self, prompt: mx.array, answer: mx.array) -> mx.array:
         """Logits `[_STEPS + 1, vocab]`: after the prompt, and after each token of a fixed answer."""
-        caches = make_prompt_cache(self._model)
+        caches = self._make_cache()
         logits = [self._model(prompt[None], cache=caches)[0, -1]]
         logits += [self._model(token.reshape(1, 1), cache=caches)[0, -1] for token in answer]
         return mx.stack(logits)
@@ -137,7 +157,7 @@ class _Trial:
     def _run(self, batching: Batching, template: list[Any]) -> list[mx.array]:
         """The same, all rows at once; the last row joins a step later than the others."""
         batch = make_batch(batching, template)
-        caches = [make_prompt_cache(self._model) for _ in self._prompts]
+        caches = [self._make_cache() for _ in self._prompts]
         logits: list[list[mx.array]] = [[] for _ in self._prompts]
         done = [0] * len(self._prompts)
         waiting = list(range(len(self._prompts)))

@@ -6,21 +6,36 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx_lm.models.cache import make_prompt_cache
 
 from chairlift.engine.models.batching import Finding, find_batching, split_head
+from chairlift.engine.models.quantization import AUTO, cache_factory, require_quantizable
 from chairlift.engine.runner import FLAT_STEPS, Batching, MlxRunner
 from chairlift.engine.sight import Sight
 from chairlift.patches import apply_patches
 
 
 def make_runner(
-    model: nn.Module, vocab_size: int, batching: Batching | None = None, sight: Sight | None = None
+    model: nn.Module,
+    vocab_size: int,
+    batching: Batching | None = None,
+    sight: Sight | None = None,
+    *,
+    kv_cache_dtype: str = AUTO,
 ) -> tuple[Finding, MlxRunner]:
-    """A runner over an mlx-lm model, or one called as such; `batching` None finds the fastest way that is
-    right, `sight` encodes images."""
+    """A runner over an mlx-lm model, or one called as such.
+
+    Args:
+        batching: None finds the fastest way that is right.
+        sight: encodes images.
+        kv_cache_dtype: of `KV_TYPES`.
+
+    Raises:
+        UnsupportedQuantization: the model's keys and values cannot be kept in that type.
+    """
     apply_patches()
     finding = Finding(batching) if batching is not None else find_batching(model, vocab_size)
+    if kv_cache_dtype != AUTO:
+        require_quantizable(model, vocab_size, finding.batching, kv_cache_dtype)
     split = split_head(model, vocab_size) if finding.batching in FLAT_STEPS else None
 
     def forward(tokens: mx.array, caches: list[Any], **told: Any) -> mx.array:
@@ -29,7 +44,7 @@ def make_runner(
 
     runner = MlxRunner(
         forward,
-        lambda: make_prompt_cache(model),
+        cache_factory(model, kv_cache_dtype),
         finding.batching,
         split=split,
         whole_prompts=finding.whole_prompts,

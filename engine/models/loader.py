@@ -12,11 +12,12 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
-from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import load_model as load_weights
 
+from chairlift.cache.quantized import UnsupportedQuantization
 from chairlift.engine.errors import ModelUnavailable
 from chairlift.engine.models.build import make_runner
+from chairlift.engine.models.quantization import AUTO, KV_TYPES, cache_factory
 from chairlift.engine.models.tokenizer import load_tokenizer
 from chairlift.engine.plan import LoadedModel, ModelInfo
 from chairlift.patches import apply_patches
@@ -33,6 +34,7 @@ def load_model(
     *,
     dtype: str | None = None,
     max_model_len: int | None = None,
+    kv_cache_dtype: str = AUTO,
 ) -> LoadedModel:
     """Load a model folder in mlx-lm's format.
 
@@ -42,10 +44,15 @@ def load_model(
         dtype: "float32", "float16" or "bfloat16" for unquantized weights; None is float32 on the CPU (where
             half precision is many times slower) and the folder's own elsewhere.
         max_model_len: tokens of prompt and answer together, at most the model's own context.
+        kv_cache_dtype: "auto", "int8" or "int4" (docs/kv-cache.md).
 
     Raises:
-        ModelUnavailable: the folder cannot be read as a model; one line.
+        ModelUnavailable: the folder cannot be read as a model, or not served as asked; one line.
     """
+    if kv_cache_dtype not in KV_TYPES:
+        raise ModelUnavailable(
+            f"--kv-cache-dtype {kv_cache_dtype} is unknown; choose from {', '.join(KV_TYPES)}."
+        )
     apply_patches()
     tokenizer = load_tokenizer(folder)
     try:
@@ -61,20 +68,28 @@ def load_model(
                 f"--max-model-len {max_model_len} exceeds the model's context of {context} tokens."
             )
         context = max_model_len
-    finding, runner = make_runner(model, vocab_size(config, tokenizer.vocab_size))
+    vocab, family = vocab_size(config, tokenizer.vocab_size), str(config.get("model_type", ""))
+    try:
+        finding, runner = make_runner(model, vocab, kv_cache_dtype=kv_cache_dtype)
+    except UnsupportedQuantization as error:
+        raise ModelUnavailable(
+            f"{served_name} ({family}) cannot be served with --kv-cache-dtype {kv_cache_dtype}: {error}."
+        ) from error
+    kv_bytes, kv_type = _kv_of_a_token(model, vocab, kv_cache_dtype)
     parameters = tree_flatten(model.parameters())
     info = ModelInfo(
         name=served_name,
         context_length=context,
         created=int(time.time()),
-        architecture=str(config.get("model_type", "")),
+        architecture=family,
         batching=str(finding.batching),
         device=_device(),
         dtype=_dtype_name(model, config),
         parameters=_parameter_count(model),
         weight_bytes=sum(array.nbytes for _, array in parameters),
         step_tokens=_step_tokens(),
-        kv_bytes_per_token=_kv_bytes_per_token(model, vocab_size(config, tokenizer.vocab_size)),
+        kv_bytes_per_token=kv_bytes,
+        kv_dtype=kv_type,
     )
     return LoadedModel(info, tokenizer, runner)
 
@@ -116,15 +131,17 @@ def _cast(model: nn.Module, dtype: str | None) -> None:
     model.load_weights(list(cast.items()), strict=False)
 
 
-def _kv_bytes_per_token(model: nn.Module, vocab: int) -> int:
-    """Bytes that one more token adds to a row's attention caches."""
-    caches = make_prompt_cache(model)
+def _kv_of_a_token(model: nn.Module, vocab: int, kv_cache_dtype: str) -> tuple[int, str]:
+    """Bytes that one more token adds to a row's attention caches, and their type."""
+    caches = cache_factory(model, kv_cache_dtype)()
+    kind = "" if kv_cache_dtype == AUTO else kv_cache_dtype
     mx.eval(model(mx.array([[min(16, vocab - 1)] * 2]), cache=caches))
     total = 0
     for _, array in tree_flatten([getattr(cache, "state", None) for cache in caches]):
         if isinstance(array, mx.array) and array.ndim == 4 and array.shape[2] >= 2:
             total += array.nbytes // array.shape[2]
-    return total
+            kind = kind or str(array.dtype).rpartition(".")[2]
+    return total, kind
 
 
 def _parameter_count(model: nn.Module) -> int:
