@@ -69,9 +69,10 @@ class LLM:
         max_model_len: tokens of prompt and answer together, at most the model's own context.
         max_num_seqs: prompts answered at once.
         max_num_batched_tokens: token budget of a step; None suits the device.
+        kv_cache_dtype: of keys and values: "auto" (the model's own), "int8" or "int4" (docs/kv-cache.md).
 
     Raises:
-        ModelUnavailable: no such model, or it cannot be loaded.
+        ModelUnavailable: no such model, or it cannot be loaded, or not with such keys and values.
     """
 
     def __init__(
@@ -82,9 +83,10 @@ class LLM:
         max_model_len: int | None = None,
         max_num_seqs: int = 32,
         max_num_batched_tokens: int | None = None,
+        kv_cache_dtype: str = "auto",
         _factory: Callable[[], LoadedModel] | None = None,
     ) -> None:
-        factory = _factory or _model_factory(model, dtype, max_model_len)
+        factory = _factory or _model_factory(model, dtype, max_model_len, kv_cache_dtype)
         config = EngineConfig(max_num_seqs, max_num_batched_tokens, max_waiting=NO_BOUND)
         self._at_once = 2 * max_num_seqs
         self._numbers = itertools.count()
@@ -304,14 +306,21 @@ async def _answer_one(engine: Engine, request: Request) -> RequestOutput:
 
 
 def _model_factory(
-    model: str | Path | None, dtype: str | None, length: int | None
+    model: str | Path | None, dtype: str | None, length: int | None, kv_cache_dtype: str
 ) -> Callable[[], LoadedModel]:
     # Imported here so that the engine, whatever its runner, needs mlx only where a model is loaded.
     from chairlift.engine.models.loader import load_model
     from chairlift.engine.models.resolve import resolve_model
 
     source = resolve_model(None if model is None else str(model), dtype=dtype)
-    return partial(load_model, source.folder, source.served_name, dtype=dtype, max_model_len=length)
+    return partial(
+        load_model,
+        source.folder,
+        source.served_name,
+        dtype=dtype,
+        max_model_len=length,
+        kv_cache_dtype=kv_cache_dtype,
+    )
 
 
 def _one_each(

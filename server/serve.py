@@ -45,6 +45,8 @@ class ServeOptions:
     """Number format of the weights; None leaves it to the device."""
     max_model_len: int | None = None
     """Tokens of prompt and answer together; None is the model's own context."""
+    kv_cache_dtype: str = "auto"
+    """Type that keys and values are kept in: the model's own, int8 or int4."""
     host: str = "127.0.0.1"
     port: int = 8000
     """0 takes a free one."""
@@ -115,6 +117,7 @@ def run_server(options: ServeOptions, announce: Announce, complain: Complain) ->
             source.served_name,
             dtype=options.dtype,
             max_model_len=options.max_model_len,
+            kv_cache_dtype=options.kv_cache_dtype,
         )
         engine = Engine(factory, options.engine, observer=metrics)
         return asyncio.run(

@@ -27,6 +27,14 @@ class FloatType(StrEnum):
     BFLOAT16 = "bfloat16"
 
 
+class KVType(StrEnum):
+    """Of the keys and values."""
+
+    AUTO = "auto"
+    INT8 = "int8"
+    INT4 = "int4"
+
+
 class LogLevel(StrEnum):
     """Least severe messages that are shown."""
 
@@ -68,6 +76,13 @@ def serve(
         int | None,
         typer.Option(min=1, help="Tokens of prompt and answer together, if fewer than the model's."),
     ] = None,
+    kv_cache_dtype: Annotated[
+        KVType,
+        typer.Option(
+            help="Type that keys and values are kept in; auto is the model's own. Families that cannot keep "
+            "them in 8 or 4 bits do not start with these."
+        ),
+    ] = KVType.AUTO,
     drain_timeout: Annotated[
         float, typer.Option(min=0.0, help="Seconds that running answers get to finish after SIGTERM.")
     ] = 30.0,
@@ -102,6 +117,7 @@ def serve(
         served_name=served_model_name,
         dtype=dtype,
         max_model_len=max_model_len,
+        kv_cache_dtype=kv_cache_dtype,
         host=host,
         port=port,
         drain_timeout=drain_timeout,
@@ -140,7 +156,8 @@ def announce(serving: Serving) -> None:
     requests = f"up to {config.max_num_seqs} requests at once ({info.batching}), {config.max_waiting} waiting"
     cache = "no KV cache"
     if token := info.kv_bytes_per_token:
-        cache = f"KV {size(token)} a token, at most {size(token * info.context_length)} a request"
+        kind = f"{info.kv_dtype} " if info.kv_dtype else ""
+        cache = f"KV {kind}{size(token)} a token, at most {size(token * info.context_length)} a request"
     lines = {
         "model": f"{model}, context of {info.context_length:,} tokens",
         "device": info.device,

@@ -90,6 +90,7 @@ def test_serve_passes_every_option_on(served: list[ServeOptions]) -> None:
         "--max-num-batched-tokens": "64",
         "--max-waiting": "0",
         "--max-model-len": "99",
+        "--kv-cache-dtype": "int4",
         "--drain-timeout": "1.5",
         "--body-limit": "0.5",
         "--log-level": "debug",
@@ -101,6 +102,7 @@ def test_serve_passes_every_option_on(served: list[ServeOptions]) -> None:
             served_name="up",
             dtype="bfloat16",
             max_model_len=99,
+            kv_cache_dtype="int4",
             host="0.0.0.0",
             port=81,
             drain_timeout=1.5,
@@ -123,15 +125,17 @@ def test_serve_says_what_and_where(capsys: Captured) -> None:
         parameters=134_515_008,
         weight_bytes=538_060_032,
         kv_bytes_per_token=46_080,
+        kv_dtype="bfloat16",
     )
-    serving = Serving("http://127.0.0.1:8000", info, RunnerStats(), EngineConfig(), has_chat_template=True)
+    config = EngineConfig(max_num_batched_tokens=512)
+    serving = Serving("http://127.0.0.1:8000", info, RunnerStats(), config, has_chat_template=True)
     announce(serving)
     assert capsys.readouterr().out == (
         f"Chairlift {version('chairlift')} serves SmolLM2 at http://127.0.0.1:8000/v1\n"
         "  model   llama, 135M parameters, float32, context of 8,192 tokens\n"
         "  device  CPU\n"
         "  batch   up to 32 requests at once (flat), 256 waiting, 512 tokens a step\n"
-        "  memory  weights 538 MB, KV 46.1 kB a token, at most 377 MB a request\n"
+        "  memory  weights 538 MB, KV bfloat16 46.1 kB a token, at most 377 MB a request\n"
         f"Try it:\n{serving.curl}\n"
     )
 
