@@ -20,7 +20,7 @@ OPENBLAS := libopenblas.so.0
 HAS_OPENBLAS := PATH="$$PATH:/usr/sbin:/sbin" ldconfig -p 2>/dev/null | grep -q $(OPENBLAS)
 WITH_OPENBLAS = $(if $(LINUX),$(shell $(HAS_OPENBLAS) && echo env LD_PRELOAD=$(OPENBLAS)))
 
-.PHONY: help run test check static bench clean openblas
+.PHONY: help run test check static bench parity clean openblas
 
 help:
 	@echo 'make run     serve the embedded model at http://127.0.0.1:8000   (ARGS="--port 9000")'
@@ -28,6 +28,7 @@ help:
 	@echo 'make check   lint, format, types and import directions, then all tests'
 	@echo 'make static  make check without the tests'
 	@echo 'make bench   measure Chairlift and mlx_lm.server in turn, into bench/RESULTS.md'
+	@echo 'make parity  hold every model family in a batch against solo runs, into docs/models.md'
 	@echo 'make clean   remove the environment and everything made from the sources'
 
 run: $(RUN_STAMP) openblas
@@ -46,6 +47,9 @@ static: $(DEV_STAMP)
 
 bench: $(DEV_STAMP) openblas
 	$(WITH_OPENBLAS) $(BIN)/python bench/compare.py $(ARGS)
+
+parity: $(DEV_STAMP) openblas
+	$(WITH_OPENBLAS) $(BIN)/python -m tests.mlx.parity_table $(ARGS)
 
 clean:
 	rm -rf $(VENV) build dist src/*.egg-info .ruff_cache .mypy_cache .import_linter_cache .hypothesis

@@ -16,6 +16,7 @@ from chairlift.patches import MLX_LM, PATCHES
 from tests.mlx.families import COARSE, FAMILIES, MENDED, NOT_BUILT, NOT_ON_CPU, ONE_BY_ONE
 from tests.mlx.parity import Parity, finding, measure
 from tests.mlx.schedules import FULL
+from tests.mlx.uses import section
 
 TARGET = Path(__file__).parents[2] / "docs" / "models.md"
 
@@ -57,15 +58,13 @@ gemma4.
 ## Patches
 
 What mlx-lm's code takes for granted of a single request, and what Chairlift puts in its place when a model
-is loaded. Families that use `cache.offset` as one integer are among them: gpt_bigcode, afm7, llama4,
-longcat_flash_ngram, every model whose `rope_scaling` is of type `dynamic` (internlm3), and deepseek_v41,
-which is served one row at a time instead. The solo runs above are upstream's own code, without any patch,
+is loaded (`chairlift doctor` lists them too). The solo runs above are upstream's own code, without any patch,
 but for the families whose remark says that upstream's answer is not well defined.
 
 | patch | versions of mlx-lm | what it is for |
 |---|---|---|
 {patches}
-
+{uses}
 ## Not tried
 
 | family | why |
@@ -125,7 +124,7 @@ def main(names: list[str]) -> int:
             for patch in PATCHES
             if patch.upstream == MLX_LM
         ]
-        tail = TAIL.format(patches="\n".join(patches))
+        tail = TAIL.format(patches="\n".join(patches), uses=section())
         TARGET.write_text(head + "\n".join(lines) + "\n" + tail + "\n".join(untried) + "\n")
     if wrong:
         print("not exact: " + ", ".join(wrong), file=sys.stderr)
