@@ -176,6 +176,8 @@ async def serve_engine(
         await asyncio.wait((stopping, serving), return_when=asyncio.FIRST_COMPLETED)
         await engine.stop(drain_timeout)
     server.exit()
+    await asyncio.wait({serving}, timeout=FLUSH_S)
+    server.cut()
     await serving
     stopping.cancel()
     if engine.wedged:
@@ -244,7 +246,7 @@ def _uvicorn_config(app: object, access_log: bool) -> uvicorn.Config:
         access_log=access_log,
         server_header=False,
         backlog=BACKLOG,
-        timeout_graceful_shutdown=FLUSH_S,
+        timeout_graceful_shutdown=2 * FLUSH_S,
     )
 
 
@@ -263,6 +265,13 @@ class _Server(uvicorn.Server):
                 connection.cut_half_request()
         self.should_exit = True
         self._exit.set()
+
+    def cut(self) -> None:
+        """Give up on clients that do not read what was sent. Upstream would cancel their tasks, and log each
+        with a trace."""
+        for connection in list(self.server_state.connections):
+            if isinstance(connection, Connection):
+                connection.transport.abort()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

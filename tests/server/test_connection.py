@@ -16,10 +16,12 @@ from chairlift.server.connection import Connection
 from chairlift.server.settings import ServerSettings
 from tests.fakes import FakeRunner, answering
 from tests.server.harness import Lift, chat_body, lift, on_socket
-from tests.server.test_serve import serving
+from tests.server.test_serve import BODY, serving
 
 HALF_HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: t\r\n"
 HALF_BODY = HALF_HEAD + b'Content-Length: 100\r\n\r\n{"model"'
+ENOUGH_TOKENS = 6000
+"""In chunks of more than a kilobyte, more than the buffers on the way to a client hold."""
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
@@ -122,3 +124,22 @@ def test_half_a_request_does_not_hold_up_the_exit() -> None:
                 process.signal(signal.SIGTERM)
                 assert process.end() == (0, "")
                 assert client.recv(1) == other.recv(1) == b""
+
+
+def test_a_client_that_does_not_read_holds_up_the_exit_no_longer_than_the_flush() -> None:
+    """And leaves no trace on stderr."""
+    wanted = {"stream": True, "max_tokens": 10**6, "logprobs": True, "top_logprobs": 20}
+    body = json.dumps({**BODY, **wanted}).encode()
+    with serving(0.1, "endless") as process, socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.connect(("127.0.0.1", httpx.URL(process.url).port))
+        client.sendall(HALF_HEAD + f"Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        while generated(httpx.get(f"{process.url}/metrics").text) < ENOUGH_TOKENS:
+            pass
+        process.signal(signal.SIGTERM)
+        assert process.end() == (0, "")
+
+
+def generated(metrics: str) -> float:
+    (line,) = (line for line in metrics.splitlines() if line.startswith("chairlift:generation_tokens_total"))
+    return float(line.rpartition(" ")[2])
