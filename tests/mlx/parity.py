@@ -9,6 +9,7 @@ from functools import cache
 from chairlift.engine.models.batching import Finding
 from chairlift.engine.models.build import make_runner
 from chairlift.engine.plan import RunnerStats
+from chairlift.engine.runner import Batching
 from tests.mlx.configs import VOCABULARY
 from tests.mlx.families import COARSE, FAMILIES, MENDED, build
 from tests.mlx.lift import LOGPROB_ERROR, Difference, Lift, Ride, differences
@@ -51,10 +52,11 @@ def finding(name: str) -> Finding:
     return make_runner(solo(name).model, VOCABULARY)[0]
 
 
-def measure(name: str, rides: Sequence[Ride]) -> Parity:
-    """All rides on a fresh runner over the family's small model."""
+def measure(name: str, rides: Sequence[Ride], batching: Batching | None = None) -> Parity:
+    """All rides on a fresh runner over the family's small model; batched as the engine found by default."""
     found = finding(name)
-    _, runner = make_runner(solo(name).model, VOCABULARY, None if found.whole_prompts else found.batching)
+    known = None if found.whole_prompts else found.batching
+    _, runner = make_runner(solo(name).model, VOCABULARY, batching or known)
     lift = Lift(runner)
     answers = lift.run(rides)
     coarse = COARSE.get(name)

@@ -23,7 +23,7 @@ TARGET = Path(__file__).parents[2] / "docs" / "models.md"
 HEAD = """\
 # Models
 
-Chairlift serves every model family that mlx-lm {mlx_lm} loads. How the rows of a family share a step is found
+Chairlift serves the model families that mlx-lm {mlx_lm} loads. How the rows of a family share a step is found
 when a model is loaded, by a trial on the model itself: from the fastest way to the slowest, the first whose
 logits equal those of solo runs is taken. `chairlift serve` prints it.
 
@@ -38,12 +38,12 @@ logits equal those of solo runs is taken. `chairlift serve` prints it.
 ## Parity
 
 Written by `make parity` with mlx {mlx} and mlx-lm {mlx_lm}. For each family a small random model in float32
-takes {rides} rows of 1 to 200 tokens through one moving batch: joining in the same and in different steps,
+takes {rides} rows of 1 to 420 tokens through one moving batch: joining in the same and in different steps,
 prefilled in chunks of many sizes, cancelled in mid-prefill and mid-decode, preempted and started again.
 "exact" means that every token is the one that mlx-lm's own `generate_step` draws for the prompt alone, and
 that its log probability is within 1e-4; a tie (two candidates within 1e-5) may go either way.
 
-{exact} of {count} families are exact; {solo} of them are served one row at a time.
+Exact: {exact} of {count} families. Served one row at a time: {solo}.
 
 | family | batching | result | remarks |
 |---|---|---|---|

@@ -6,7 +6,7 @@ The reference of every parity test. Answers are kept per family and prompt, the 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -61,10 +61,12 @@ class Solo:
     Attributes:
         model: built by `tests.mlx.families.build`.
         mended: run under our patches, where upstream's own answer is not well defined; else without.
+        caches: makes the caches of a run; None for the model's own.
     """
 
     model: Any
     mended: bool = False
+    caches: Callable[[], list[Any]] | None = None
     _answers: dict[Prompt, Answer] = field(default_factory=dict)
 
     def answer(self, tokens: Prompt, count: int) -> Answer:
@@ -76,7 +78,8 @@ class Solo:
 
     def _run(self, tokens: Prompt, count: int) -> Answer:
         with nullcontext() if self.mended else upstream_as_it_is():
-            steps = list(generate_step(mx.array(tokens), self.model, max_tokens=count))
+            caches = self.caches() if self.caches is not None else None
+            steps = list(generate_step(mx.array(tokens), self.model, max_tokens=count, prompt_cache=caches))
         logprobs = mx.stack([row for _, row in steps])
         best = mx.topk(logprobs, 2, axis=-1)
         return Answer(

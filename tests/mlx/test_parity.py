@@ -47,6 +47,11 @@ def test_every_other_family_in_a_short_schedule(name: str) -> None:
     assert_exact(measure(name, SHORT))
 
 
+@pytest.mark.parametrize("batching", Batching)
+def test_every_way_of_batching_suits_a_plain_model(batching: Batching) -> None:
+    assert_exact(measure("llama", FULL, batching))
+
+
 @st.composite
 def schedules(draw: st.DrawFn) -> tuple[Ride, ...]:
     """Up to nine rows of any length, joined, chunked, cancelled and preempted anyhow."""

@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import mlx.core as mx
+import numpy as np
 import pytest
 
-from chairlift.engine.media import PreparedMedia
 from chairlift.engine.models.build import make_runner
 from chairlift.engine.models.encoded import EncodedImages
 from chairlift.engine.models.images import Eyes
@@ -49,6 +49,10 @@ BATCHED = {
     "lfm2_vl": Batching.HYBRID,
     "kimi_vl": Batching.FLAT,
     "aya_vision": Batching.FLAT,
+    "qwen3_vl_moe": Batching.FLAT,
+    "glm4v": Batching.FLAT,
+    "internvl": Batching.FLAT,
+    "gemma4": Batching.FLAT,
 }
 ALONE = {"paligemma": "every token of a prompt sees the whole prompt"}
 
@@ -252,19 +256,39 @@ def test_nothing_is_left_on_the_model() -> None:
     assert model._position_ids is None
 
 
-def test_images_by_tuple_where_their_inputs_cannot_be_told_apart() -> None:
-    """A row of smolvlm with two images of several tiles each: encoded together, kept apart."""
+def test_images_whose_inputs_cannot_be_told_apart_are_encoded_together_and_kept_apart() -> None:
     family, model = FAMILIES["smolvlm"], solo("smolvlm").model
     eyes = Eyes(model)
+    eyes.by_image = True
     images = [family.image(1, 2, seed=1), family.image(2, 2, seed=2)]
     prompt, media = seeing_prompt(family, 2, images, 2)
-    assert isinstance(media, PreparedMedia)
-    row = eyes.row(prompt, media)
+    row = eyes.row(prompt, replace(media, inputs={**media.inputs, "rows": np.array([[1, 2]])}))
     row.encode()
     assert row.encoded
-    assert [key in eyes.kept for key in (("image", image.digest) for image in images)] == [True, True]
+    assert [("image", image.digest) in eyes.kept for image in images] == [True, True]
     again, media = seeing_prompt(family, 9, images[1:], 2)
     row = eyes.row(again, media)
     row.encode()
     whole = eyes.features(again, media.inputs)
     assert mx.allclose(row.told(0, again)["inputs_embeds"], whole["inputs_embeds"], atol=1e-5).item()
+
+
+def test_features_that_depend_on_the_place_of_an_image_are_kept_by_prompt() -> None:
+    """Upstream puts PaliGemma's features at the places that they would have at the start of a prompt."""
+    family, model = FAMILIES["paligemma"], solo("paligemma").model
+    for before, by_image in ((3, False), (0, True)):
+        eyes = Eyes(model)
+        prompt, media = seeing_prompt(family, before, [family.image(seed=1)], 4)
+        row = eyes.row(prompt, media)
+        row.encode()
+        assert eyes.by_image is by_image
+        whole = eyes.features(prompt, media.inputs)
+        assert mx.array_equal(row.told(0, prompt)["inputs_embeds"], whole["inputs_embeds"]).item()
+
+
+def test_tokens_of_an_image_see_each_other_where_the_model_is_built_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    schedule = [ride for ride in rides(FAMILIES["gemma4"]) if ride.media is not None]
+    monkeypatch.setattr("chairlift.engine.models.images.has_vision_attention", lambda _: False)
+    assert measure("gemma4", schedule).differences != ()

@@ -18,7 +18,7 @@ from mlx.utils import tree_flatten, tree_unflatten
 
 from chairlift.engine.media import PreparedMedia
 from tests.mlx.configs import Config
-from tests.mlx.families import EMBEDDING, _weight
+from tests.mlx.families import EMBEDDING, FAINT, FAINT_EMBEDDING, _weight
 
 VOCABULARY = 192
 TEXT_TOKENS = 180
@@ -94,7 +94,8 @@ def build(family: VisionFamily, seed: int = 0) -> Any:
     model = module.Model(model_config)
     parameters = sorted(tree_flatten(model.parameters()))
     keys = mx.random.split(mx.random.key(seed), len(parameters))
-    weights = [(n, _weight(n, v, k, EMBEDDING)) for (n, v), k in zip(parameters, keys, strict=True)]
+    embedding = FAINT_EMBEDDING if family.name in FAINT else EMBEDDING
+    weights = [(n, _weight(n, v, k, embedding)) for (n, v), k in zip(parameters, keys, strict=True)]
     model.update(tree_unflatten(weights))
     model.eval()
     mx.eval(model.parameters())
@@ -277,9 +278,85 @@ def flat_text(text: Mapping[str, Any], vision: Mapping[str, Any]) -> Config:
     return {**IDS, **TEXT, **text, "vision_config": {**vision}}
 
 
+GLM_VISION: Config = {
+    **VISION,
+    "model_type": "glm4v",
+    "in_channels": 3,
+    "patch_size": 4,
+    "out_hidden_size": 64,
+    "window_size": 16,
+    "spatial_merge_size": 2,
+    "temporal_patch_size": 2,
+}
+
 FAMILIES: dict[str, VisionFamily] = {
     family.name: family
     for family in (
+        VisionFamily(
+            "qwen3_vl_moe",
+            with_parts(
+                {
+                    **EXPERTS,
+                    "model_type": "qwen3_vl_moe_text",
+                    "decoder_sparse_step": 1,
+                    "mlp_only_layers": [0],
+                    "num_hidden_layers": 3,
+                    "rope_scaling": {"type": "default", "mrope_section": [2, 3, 3]},
+                },
+                {**QWEN_VISION, "model_type": "qwen3_vl_moe", "deepstack_visual_indexes": [0, 1]},
+            ),
+            QWEN_PATCHES,
+            MARKS,
+        ),
+        VisionFamily(
+            "glm4v",
+            with_parts(
+                {
+                    "model_type": "glm4v_text",
+                    "eos_token_id": [191],
+                    "rope_scaling": {"rope_type": "default", "mrope_section": [1, 1, 2]},
+                },
+                GLM_VISION,
+            ),
+            QWEN_PATCHES,
+            MARKS,
+        ),
+        VisionFamily(
+            "internvl",
+            with_parts({"model_type": "qwen2"}, {**VISION, "model_type": "internvl_vision"}),
+            tiles(32, 4),
+            MARKS,
+        ),
+        VisionFamily(
+            "gemma4",
+            with_parts(
+                {
+                    "model_type": "gemma4_text",
+                    "global_head_dim": 16,
+                    "num_kv_shared_layers": 0,
+                    "num_hidden_layers": 4,
+                    "hidden_size_per_layer_input": 8,
+                    "vocab_size_per_layer_input": VOCABULARY,
+                    "sliding_window": 16,
+                    "sliding_window_pattern": 2,
+                    "use_bidirectional_attention": "vision",
+                    "use_double_wide_mlp": False,
+                },
+                {
+                    **VISION,
+                    "model_type": "gemma4_vision",
+                    "num_key_value_heads": 2,
+                    "head_dim": 16,
+                    "global_head_dim": 16,
+                    "default_output_length": 4,
+                    "pooling_kernel_size": 2,
+                    "position_embedding_size": 64,
+                },
+                audio_token_id=189,
+            ),
+            square(32, 4),
+            MARKS,
+        ),
         VisionFamily(
             "qwen2_vl",
             flat_text(

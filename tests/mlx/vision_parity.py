@@ -13,7 +13,7 @@ import numpy as np
 from chairlift.engine.media import PreparedMedia
 from chairlift.engine.models.batching import Finding
 from chairlift.engine.models.build import make_runner
-from chairlift.engine.models.images import Eyes
+from chairlift.engine.models.images import Eyes, has_vision_attention
 from chairlift.engine.models.vision import SeeingModel
 from chairlift.patches import MLX_LM, MLX_VLM, apply_patches
 from chairlift.patches.qwen3_5 import (
@@ -25,6 +25,7 @@ from tests.mlx.parity import Parity
 from tests.mlx.solo import Answer, Prompt, Solo
 from tests.mlx.vision_families import (
     FAMILIES,
+    IMAGE,
     VOCABULARY,
     VisionFamily,
     build,
@@ -52,6 +53,8 @@ class VisionSolo(Solo):
         inputs = {name: mx.array(value) for name, value in (media.inputs if media else {}).items()}
         ids = mx.array([tokens])
         pixels = inputs.pop("pixel_values", None)
+        if media is not None and has_vision_attention(self.model.language_model):
+            inputs["mm_token_type_ids"] = (ids == IMAGE).astype(mx.int32)
         undo_qwen35_attention_for_batching()
         steps = list(
             generate_step(
@@ -117,7 +120,9 @@ def rides(family: VisionFamily) -> tuple[Ride, ...]:
     )
 
 
-SHORT: frozenset[str] = frozenset()
+SHORT = frozenset(
+    {"aya_vision", "glm4v", "idefics3", "internvl", "internvl_chat", "mistral3", "qwen3_vl_moe"}
+)
 """Families that ride a short schedule."""
 
 
