@@ -13,6 +13,7 @@ code does; nothing else here does.
 from __future__ import annotations
 
 import hashlib
+import inspect
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,16 +23,8 @@ import numpy as np
 
 from chairlift.engine.media import PreparedMedia
 from chairlift.engine.models.encoded import EncodedImages
+from chairlift.engine.models.image_inputs import NOT_INPUTS, PIXELS, as_mlx, image_token_ids, split_inputs
 
-TOKEN_NAMES = (
-    "image_token_index",
-    "image_token_id",
-    "media_placeholder_token_id",
-    "img_context_token_id",
-)
-"""Names that configurations give to the token an image's features replace."""
-GRIDS = ("image_grid_thw", "image_grid_hws", "grid_thws")
-"""Inputs that say how many patches of `pixel_values` each image has, as factors."""
 BY_IMAGE = frozenset(
     {
         "inputs_embeds",
@@ -41,14 +34,16 @@ BY_IMAGE = frozenset(
         "deepstack_visual_embeds",
         "attention_mask",
         "attention_mask_4d",
+        "per_layer_inputs",
     }
 )
 """What `get_input_embeddings` may return where features belong to images one by one. Its 4-d mask is all
 ones: upstream's own generation passes it on under a name that no such language model reads."""
-PIXELS = "pixel_values"
+OF_TOKENS = ("per_layer_inputs",)
+"""Of these, what must follow from the tokens alone: a prompt without pixels gives the same."""
+TOKEN_TYPES = "mm_token_type_ids"
 ROUNDING = 0.05
 """Of the largest feature: two encodings of one image that differ by less are one."""
-NOT_INPUTS = frozenset({"input_ids", "attention_mask", "mask", PIXELS})
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,34 +92,41 @@ class Eyes:
         self.by_image: bool | None = None
         """Whether features belong to images one by one; None until the first image."""
         self.image_tokens = np.array(image_token_ids(model.config), dtype=np.int64)
+        self.sees_both_ways = has_vision_attention(model.language_model)
         self.rope_index = getattr(model.language_model, "get_rope_index", None)
 
     def row(self, prompt: tuple[int, ...], media: PreparedMedia) -> RowImages:
         """See `chairlift.engine.sight.Sight`."""
         return RowImages(self, prompt, media)
 
-    def whole_prompts(self) -> bool:
-        """The model says that a prompt must not be prefilled in chunks."""
+    def whole_prompts(self, tokens: Sequence[int]) -> bool:
+        """The model says that a prompt with images must not be prefilled in chunks."""
         parts = (self.model, self.model.language_model)
+        told = {TOKEN_TYPES: self.types(tokens)} if self.sees_both_ways else {}
         for part in parts:
             policy = getattr(part, "chunked_prefill_policy", None)
             if callable(policy):
-                return not policy(prefill_kwargs={})
+                return not policy(input_ids=_ids(tokens), prefill_kwargs=told)
         return any(getattr(part, "no_chunked_prefill", False) for part in parts)
 
-    def embed(self, tokens: Sequence[int]) -> mx.array:
-        """Embeddings `[1, n, hidden]` of text."""
-        embeds: mx.array = self.model.get_input_embeddings(_ids(tokens), None).inputs_embeds
-        return embeds
+    def types(self, tokens: Sequence[int]) -> mx.array:
+        """int32 `[1, n]`: 1 for tokens of images."""
+        return mx.array(np.isin(np.array(tokens, dtype=np.int64), self.image_tokens).astype(np.int32))[None]
+
+    def text(self, tokens: Sequence[int]) -> dict[str, mx.array]:
+        """What the language model is told of text: embeddings `[1, n, hidden]`, and what else it wants by
+        token, `[1, n, ...]`."""
+        found = self.model.get_input_embeddings(_ids(tokens), None).to_dict()
+        return {name: found[name] for name in ("inputs_embeds", *OF_TOKENS) if found.get(name) is not None}
 
     def features(self, tokens: Sequence[int], inputs: Mapping[str, Any]) -> dict[str, Any]:
         """What the model makes of a prompt with images: upstream's `InputEmbeddingsFeatures`, without what
         is None."""
         ids = _ids(tokens)
-        pixels = _as_mlx(inputs.get(PIXELS))
+        pixels = as_mlx(inputs.get(PIXELS))
         if pixels is None:
             raise ValueError("The images have no pixels.")
-        rest = {name: _as_mlx(value) for name, value in inputs.items() if name not in NOT_INPUTS}
+        rest = {name: as_mlx(value) for name, value in inputs.items() if name not in NOT_INPUTS}
         found = self.model.get_input_embeddings(ids, pixels, mask=mx.ones_like(ids), **rest).to_dict()
         if found["inputs_embeds"].shape[1] != len(tokens):
             raise ValueError("Images that lengthen the prompt as they are put into it are not supported.")
@@ -144,13 +146,13 @@ class RowImages:
             raise ValueError(f"{len(self._places)} image tokens for images of {sum(counts)}.")
         ends = np.cumsum(counts, dtype=np.int64)
         self._ranges = [(int(end) - count, int(end)) for end, count in zip(ends, counts, strict=True)]
-        self._parts = split_inputs(media.inputs, len(media.digests)) if len(self._ranges) > 1 else None
+        self._parts = split_inputs(media.inputs, counts) if len(self._ranges) > 1 else None
         self._images: list[ImageRows | None] = [None] * max(1, len(self._ranges))
         self._prompt_rows: PromptRows | None = None
         self._positions: mx.array | None = None
         self.delta = 0
         self.encoded = False
-        self.whole = eyes.whole_prompts()
+        self.whole = eyes.whole_prompts(prompt)
 
     # Encoding
 
@@ -173,7 +175,11 @@ class RowImages:
         apart) without the text around it: are the features the same?"""
         whole = self._eyes.features(self._prompt, self._media.inputs)
         self._eyes.by_image = False
-        if not whole.keys() <= BY_IMAGE:
+        text = self._eyes.text(self._prompt)
+        by_token = [name for name in OF_TOKENS if name in whole]
+        if not whole.keys() <= BY_IMAGE or not all(
+            name in text and _near(whole[name], text[name]) for name in by_token
+        ):
             return
         first, last = self._ranges[0] if self._parts is not None else (0, len(self._places))
         (image,) = self._cut_out(whole, 0, [(first, last)], 0)
@@ -258,7 +264,7 @@ class RowImages:
         if index is None:
             return
         ids = _ids(self._prompt)
-        grid = _as_mlx(self._media.inputs.get("image_grid_thw"))
+        grid = as_mlx(self._media.inputs.get("image_grid_thw"))
         positions, deltas = index(ids, grid, None, mx.ones_like(ids))
         positions = positions[None] if positions.ndim == 2 else positions
         self._positions = mx.broadcast_to(positions, (3, 1, len(self._prompt))).astype(mx.int32)
@@ -277,12 +283,15 @@ class RowImages:
         """See `chairlift.engine.sight.RowSight`."""
         stop = start + len(tokens)
         told: dict[str, Any] = {}
+        if self._eyes.sees_both_ways and start < len(self._prompt):
+            told[TOKEN_TYPES] = self._eyes.types(tokens)
         if self._positions is not None:
             told["position_ids"] = self._span_positions(start, stop)
         if self._prompt_rows is not None:
             return told | self._span_of_prompt(self._prompt_rows, start, tokens)
         first, last = (int(at) for at in np.searchsorted(self._places, (start, stop)))
-        embeds = self._eyes.embed(tokens)
+        text = self._eyes.text(tokens)
+        embeds = text["inputs_embeds"]
         if last > first:
             at = mx.array(self._places[first:last] - start)
             images = [image for image in self._images if image is not None]
@@ -295,7 +304,7 @@ class RowImages:
                 told["deepstack_visual_embeds"] = [
                     _cut(list(layers), first, last) for layers in zip(*(i.deep for i in images), strict=True)
                 ]
-        return told | {"inputs_embeds": embeds}
+        return told | text | {"inputs_embeds": embeds}
 
     def _span_positions(self, start: int, stop: int) -> mx.array:
         assert self._positions is not None
@@ -312,35 +321,16 @@ class RowImages:
         behind = tokens[max(0, end - start) :]
         if not behind:
             return parts
-        text = self._eyes.model.get_input_embeddings(_ids(behind), None).to_dict()
+        text = self._eyes.text(behind)
         return {name: mx.concatenate([part, text[name]], axis=1) for name, part in parts.items()}
 
 
-def image_token_ids(config: Any) -> list[int]:
-    """The tokens that stand for images in prompts of a model."""
-    found = [getattr(config, name, None) for name in TOKEN_NAMES]
-    return sorted({int(token) for token in found if isinstance(token, int)})
-
-
-def split_inputs(inputs: Mapping[str, Any], count: int) -> list[dict[str, Any]] | None:
-    """A processor's arrays image by image, or None where they cannot be told apart."""
-    arrays = {name: value for name, value in inputs.items() if name not in NOT_INPUTS - {PIXELS}}
-    pixels = arrays.get(PIXELS)
-    for name in GRIDS:
-        grid = arrays.get(name)
-        if grid is None or pixels is None:
-            continue
-        patches = np.cumsum(np.prod(np.asarray(grid), axis=1))
-        if len(grid) != count or len(pixels) != patches[-1] or set(arrays) != {PIXELS, name}:
-            return None
-        starts = [0, *(int(end) for end in patches[:-1])]
-        return [
-            {PIXELS: pixels[start : int(end)], name: grid[index : index + 1]}
-            for index, (start, end) in enumerate(zip(starts, patches, strict=True))
-        ]
-    if any(not isinstance(value, np.ndarray | list) or len(value) != count for value in arrays.values()):
-        return None
-    return [{name: value[index : index + 1] for name, value in arrays.items()} for index in range(count)]
+def has_vision_attention(language_model: Any) -> bool:
+    """Whether the tokens of an image see each other both ways, as the model is told by types of tokens
+    (Gemma 4)."""
+    body = getattr(language_model, "model", None)
+    takes = TOKEN_TYPES in inspect.signature(type(body).__call__).parameters
+    return takes and getattr(language_model.config, "use_bidirectional_attention", None) == "vision"
 
 
 def _together(images: Sequence[ImageRows]) -> ImageRows:
@@ -352,12 +342,13 @@ def _together(images: Sequence[ImageRows]) -> ImageRows:
 
 def _alike(one: ImageRows, other: ImageRows) -> bool:
     """Equal but for rounding, which other shapes of matrices bring."""
-    pairs = [(one.embeds, other.embeds), *zip(one.deep, other.deep, strict=True)]
-    for a, b in pairs:
-        distance = mx.abs(a - b).max() <= ROUNDING * mx.abs(a).max()
-        if a.shape != b.shape or not bool(distance.item()):
-            return False
-    return True
+    return all(_near(*pair) for pair in ((one.embeds, other.embeds), *zip(one.deep, other.deep, strict=True)))
+
+
+def _near(one: mx.array, other: mx.array) -> bool:
+    if one.shape != other.shape:
+        return False
+    return bool((mx.abs(one - other).max() <= ROUNDING * mx.abs(one).max()).item())
 
 
 def _length(part: tuple[int, int]) -> int:
@@ -381,12 +372,3 @@ def _ids(tokens: Sequence[int]) -> mx.array:
 
 def _digest(tokens: Sequence[int]) -> str:
     return hashlib.sha256(np.array(tokens, dtype=np.int64).tobytes()).hexdigest()
-
-
-def _as_mlx(value: Any) -> Any:
-    """numpy arrays, also in lists, as mlx arrays; anything else as it is."""
-    if isinstance(value, np.ndarray):
-        return mx.array(value.astype(np.float32) if value.dtype == np.float64 else value)
-    if isinstance(value, list):
-        return [_as_mlx(part) for part in value]
-    return value
