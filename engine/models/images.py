@@ -268,7 +268,7 @@ class RowImages:
         positions, deltas = index(ids, grid, None, mx.ones_like(ids))
         positions = positions[None] if positions.ndim == 2 else positions
         self._positions = mx.broadcast_to(positions, (3, 1, len(self._prompt))).astype(mx.int32)
-        self.delta = int(mx.array(deltas).reshape(-1)[0].item())
+        self.delta = int(np.array(deltas).reshape(-1)[0])
         mx.eval(self._positions)
 
     # Prefill

@@ -17,10 +17,12 @@ from mlx_lm.utils import load_model as load_weights
 from chairlift.cache.quantized import UnsupportedQuantization
 from chairlift.engine.errors import ModelUnavailable
 from chairlift.engine.models.build import make_runner
+from chairlift.engine.models.images import Eyes
 from chairlift.engine.models.quantization import AUTO, KV_TYPES, cache_factory
 from chairlift.engine.models.tokenizer import load_tokenizer
+from chairlift.engine.models.vision_loader import load_images, load_seeing_model, needs_mlx_vlm
 from chairlift.engine.plan import LoadedModel, ModelInfo
-from chairlift.patches import apply_patches
+from chairlift.patches import MLX_LM, MLX_VLM, apply_patches
 
 DTYPES = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
 _CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "model_max_length")
@@ -53,10 +55,11 @@ def load_model(
         raise ModelUnavailable(
             f"--kv-cache-dtype {kv_cache_dtype} is unknown; choose from {', '.join(KV_TYPES)}."
         )
-    apply_patches()
     tokenizer = load_tokenizer(folder)
     try:
-        model, config = load_weights(folder)
+        model, config = _load(folder)
+    except ModelUnavailable:
+        raise
     except Exception as error:
         raise ModelUnavailable(f"{served_name} cannot be loaded: {_one_line(error, folder)}") from error
     _cast(model, dtype)
@@ -70,7 +73,9 @@ def load_model(
         context = max_model_len
     vocab, family = vocab_size(config, tokenizer.vocab_size), str(config.get("model_type", ""))
     try:
-        finding, runner = make_runner(model, vocab, kv_cache_dtype=kv_cache_dtype)
+        processor = load_images(folder, model)
+        sight = Eyes(model.inner) if processor is not None else None
+        finding, runner = make_runner(model, vocab, sight=sight, kv_cache_dtype=kv_cache_dtype)
     except UnsupportedQuantization as error:
         raise ModelUnavailable(
             f"{served_name} ({family}) cannot be served with --kv-cache-dtype {kv_cache_dtype}: {error}."
@@ -90,8 +95,19 @@ def load_model(
         step_tokens=_step_tokens(),
         kv_bytes_per_token=kv_bytes,
         kv_dtype=kv_type,
+        vision=processor is not None,
     )
-    return LoadedModel(info, tokenizer, runner)
+    return LoadedModel(info, tokenizer, runner, processor)
+
+
+def _load(folder: Path) -> tuple[nn.Module, dict[str, Any]]:
+    """The model by the package whose it is, patched before it is built, and its configuration."""
+    if needs_mlx_vlm(folder):
+        apply_patches((MLX_LM, MLX_VLM))
+        return load_seeing_model(folder)
+    apply_patches()
+    model, config = load_weights(folder)
+    return model, config
 
 
 def context_length(config: dict[str, Any]) -> int:

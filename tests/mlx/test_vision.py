@@ -13,7 +13,7 @@ import pytest
 
 from chairlift.engine.models.build import make_runner
 from chairlift.engine.models.encoded import EncodedImages
-from chairlift.engine.models.images import Eyes
+from chairlift.engine.models.images import Encoded, Eyes
 from chairlift.engine.models.vision import SeeingModel
 from chairlift.engine.plan import NewRow, Span, StepPlan
 from chairlift.engine.runner import Batching, MlxRunner
@@ -206,7 +206,7 @@ def test_an_image_seen_before_is_not_encoded_again(monkeypatch: pytest.MonkeyPat
 
 def test_what_is_kept_is_bounded() -> None:
     family, model = FAMILIES["llava"], solo("llava").model
-    kept: EncodedImages = EncodedImages(2 * 16 * 64 * 4)
+    kept: EncodedImages[Encoded] = EncodedImages(2 * 16 * 64 * 4)
     eyes = Eyes(model, kept)
     for seed in range(4):
         prompt, media = seeing_prompt(family, 2, [family.image(seed=seed)], 2)

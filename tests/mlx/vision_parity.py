@@ -64,11 +64,9 @@ class VisionSolo(Solo):
         patch_qwen35_attention_for_batching()
         logprobs = mx.stack([row for _, row in steps])
         best = mx.topk(logprobs, 2, axis=-1)
-        return Answer(
-            tuple(int(token) for token, _ in steps),
-            tuple(best.max(axis=-1).tolist()),
-            tuple((best.max(axis=-1) - best.min(axis=-1)).tolist()),
-        )
+        first: Any = best.max(axis=-1).tolist()
+        gaps: Any = (best.max(axis=-1) - best.min(axis=-1)).tolist()
+        return Answer(tuple(int(token) for token, _ in steps), tuple(first), tuple(gaps))
 
 
 @cache

@@ -19,7 +19,9 @@ def pixels(*shape: int) -> np.ndarray:
 
 def test_patches_go_to_the_image_whose_grid_counts_them() -> None:
     inputs = {"pixel_values": pixels(4 + 8, 6), "image_grid_thw": np.array([[1, 2, 2], [1, 2, 4]])}
-    first, second = split_inputs(inputs, (1, 2)) or ()
+    parts = split_inputs(inputs, (1, 2))
+    assert parts is not None
+    first, second = parts
     assert np.array_equal(first["pixel_values"], inputs["pixel_values"][:4])
     assert np.array_equal(second["pixel_values"], inputs["pixel_values"][4:])
     assert [part["image_grid_thw"].tolist() for part in (first, second)] == [[[1, 2, 2]], [[1, 2, 4]]]
