@@ -12,9 +12,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import mlx.core as mx
-from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, RotatingKVCache
 
 from chairlift.cache.attention import CohortKV
+from chairlift.cache.kinds import Kind, kind_of
 from chairlift.cache.layout import CohortLayout
 from chairlift.cache.parts import Attention, by_parts
 from chairlift.cache.step import CohortStep, DecodeStep
@@ -60,7 +60,7 @@ class SeparateRows:
     has_recurrent = False
 
     def __init__(self, template: Sequence[Any]) -> None:
-        if any(isinstance(cache, ArraysCache) for cache in template):
+        if any(kind_of(cache) is Kind.RECURRENT for cache in template):
             raise ValueError("Recurrent layers have no rows of their own.")
         self.order: list[int] = []
         self._kinds = list(template)
@@ -125,14 +125,15 @@ class SeparateRows:
 
 
 def _view(kind: Any, offset: mx.array, spans: Sequence[tuple[SpanStep, Any]], padding: int) -> Any:
-    if isinstance(kind, CacheList):
-        parts = [
-            _view(part, offset, [(span, cache.caches[at]) for span, cache in spans], padding)
-            for at, part in enumerate(kind.caches)
-        ]
-        return ViewList(*parts)
-    if isinstance(kind, KVCache):
-        return AttendView(CohortKV(), None, offset, spans, padding)
-    if isinstance(kind, RotatingKVCache):
-        return AttendView(CohortKV(window=kind.max_size), None, offset, spans, padding)
+    match kind_of(kind):
+        case Kind.NESTED:
+            parts = [
+                _view(part, offset, [(span, cache.caches[at]) for span, cache in spans], padding)
+                for at, part in enumerate(kind.caches)
+            ]
+            return ViewList(*parts)
+        case Kind.FULL:
+            return AttendView(CohortKV(), None, offset, spans, padding)
+        case Kind.ROTATING:
+            return AttendView(CohortKV(window=kind.max_size), None, offset, spans, padding)
     return PartsView(offset, spans, padding)

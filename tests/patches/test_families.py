@@ -1,4 +1,4 @@
-"""What the patches of single families do: that they are needed is in test_registry.py, parity in tests/mlx."""
+"""What patches of single families do. That they are needed is in test_registry.py, parity in tests/mlx."""
 
 from __future__ import annotations
 
