@@ -79,11 +79,14 @@ def solo(name: str) -> VisionSolo:
 @cache
 def finding(name: str) -> Finding:
     """How the engine batches the family by its own trial."""
-    return make_runner(SeeingModel(solo(name).model), VOCABULARY)[0]
+    model = solo(name).model
+    apply_patches((MLX_LM, MLX_VLM))
+    return make_runner(SeeingModel(model), VOCABULARY)[0]
 
 
 def runner_of(name: str) -> Any:
     found, model = finding(name), solo(name).model
+    apply_patches((MLX_LM, MLX_VLM))
     batching = None if found.whole_prompts else found.batching
     return make_runner(SeeingModel(model), VOCABULARY, batching, Eyes(model))[1]
 
