@@ -8,6 +8,8 @@ Elsewhere a new shape costs nothing and the fused call stands as it is.
 
 from __future__ import annotations
 
+from typing import Any
+
 import mlx.core as mx
 
 Mask = mx.array | str | None
@@ -15,7 +17,8 @@ Mask = mx.array | str | None
 COMPOSED_BYTES = 64 * 2**20
 """Largest scores that are composed; beyond it the fused call reads less memory."""
 QUERY_STEP = 64
-KEY_STEP = 1024
+KEY_STEP = 256
+"""Tokens; the step in which mlx-lm's caches grow, so that their own arrays serve as padded keys."""
 
 
 def attend_span(
@@ -26,17 +29,25 @@ def attend_span(
     scale: float,
     mask: Mask,
     sinks: mx.array | None = None,
+    known: dict[Any, Any] | None = None,
+    buffers: tuple[mx.array, mx.array] | None = None,
 ) -> mx.array:
     """Attention of `[1, heads, tokens, head_dim]` over `[1, kv_heads, held, head_dim]`.
 
     Args:
         mask: None, "causal" (the last `tokens` keys are the chunk's own) or boolean `[tokens, held]`.
         sinks: `[heads]`, one more logit per head that takes weight and gives nothing.
+        known: keeps the masks made here for the next layer of the same step.
+        buffers: arrays that begin with `keys` and `values` and go on with room that nobody uses.
     """
     if mx.default_device() == mx.gpu and mx.cuda.is_available():
         scores = 4 * queries.shape[1] * queries.shape[2] * keys.shape[2]
-        attend = composed if scores <= COMPOSED_BYTES else padded
-        return attend(queries, keys, values, scale=scale, mask=mask, sinks=sinks)
+        known = {} if known is None else known
+        if scores <= COMPOSED_BYTES:
+            return composed(queries, keys, values, scale=scale, mask=mask, sinks=sinks, known=known)
+        return padded(
+            queries, keys, values, scale=scale, mask=mask, sinks=sinks, known=known, buffers=buffers
+        )
     return mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale, mask=mask, sinks=sinks)
 
 
@@ -48,6 +59,7 @@ def composed(
     scale: float,
     mask: Mask,
     sinks: mx.array | None = None,
+    known: dict[Any, Any] | None = None,
 ) -> mx.array:
     """`attend_span` from matrix products; scores and weights are float32."""
     _, heads, tokens, _ = queries.shape
@@ -56,7 +68,7 @@ def composed(
     grouped = (queries.astype(mx.float32) * scale).reshape(1, kv_heads, group * tokens, -1)
     scores = grouped @ keys.astype(mx.float32).swapaxes(-1, -2)
     scores = scores.reshape(1, kv_heads, group, tokens, held)
-    allowed = _boolean(mask, tokens, held)
+    allowed = _boolean(mask, tokens, held, known)
     if allowed is not None:
         scores = mx.where(allowed, scores, -mx.inf)
     if sinks is not None:
@@ -77,33 +89,55 @@ def padded(
     scale: float,
     mask: Mask,
     sinks: mx.array | None = None,
+    known: dict[Any, Any] | None = None,
+    buffers: tuple[mx.array, mx.array] | None = None,
 ) -> mx.array:
     """`attend_span` by the fused call, at lengths rounded up to a few."""
     tokens, held = queries.shape[2], keys.shape[2]
     more_queries, more_keys = -tokens % QUERY_STEP, -held % KEY_STEP
-    allowed = _boolean(mask, tokens, held)
-    if allowed is None:
-        allowed = mx.ones((tokens, held), dtype=mx.bool_)
-    # A padded query looks at the first key: a row of the softmax without any would be no number.
-    allowed = mx.pad(allowed, [(0, 0), (0, more_keys)])
-    first = mx.arange(held + more_keys)[None] == 0
-    allowed = mx.concatenate([allowed, mx.broadcast_to(first, (more_queries, held + more_keys))])
+    if buffers is not None and buffers[0].shape[2] == held + more_keys:
+        keys, values = buffers
+    else:
+        keys, values = _longer(keys, more_keys), _longer(values, more_keys)
     out = mx.fast.scaled_dot_product_attention(
         _longer(queries, more_queries),
-        _longer(keys, more_keys),
-        _longer(values, more_keys),
+        keys,
+        values,
         scale=scale,
-        mask=allowed,
+        mask=_padded_mask(mask, tokens, held, more_queries, more_keys, known),
         sinks=sinks,
     )
     return out[:, :, :tokens]
+
+
+def _padded_mask(
+    mask: Mask, tokens: int, held: int, more_queries: int, more_keys: int, known: dict[Any, Any] | None
+) -> mx.array:
+    known = {} if known is None else known
+    key = ("padded", held, id(mask))
+    if key not in known:
+        allowed = _boolean(mask, tokens, held, known)
+        if allowed is None:
+            allowed = mx.ones((tokens, held), dtype=mx.bool_)
+        # A padded query looks at the first key: a row of the softmax without any would be no number.
+        allowed = mx.pad(allowed, [(0, 0), (0, more_keys)])
+        first = mx.arange(held + more_keys)[None] == 0
+        extra = mx.broadcast_to(first, (more_queries, held + more_keys))
+        known[key] = mask, mx.concatenate([allowed, extra])
+    padded_mask: mx.array = known[key][1]
+    return padded_mask
 
 
 def _longer(array: mx.array, more: int) -> mx.array:
     return mx.pad(array, [(0, 0), (0, 0), (0, more), (0, 0)]) if more else array
 
 
-def _boolean(mask: Mask, tokens: int, held: int) -> mx.array | None:
-    if isinstance(mask, str):
-        return mx.arange(held)[None] <= mx.arange(held - tokens, held)[:, None]
-    return mask
+def _boolean(mask: Mask, tokens: int, held: int, known: dict[Any, Any] | None) -> mx.array | None:
+    if not isinstance(mask, str):
+        return mask
+    known = {} if known is None else known
+    key = ("causal", tokens, held)
+    if key not in known:
+        known[key] = mx.arange(held)[None] <= mx.arange(held - tokens, held)[:, None]
+    causal: mx.array = known[key]
+    return causal

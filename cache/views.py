@@ -11,7 +11,7 @@ served by `DenseView` instead, which returns whole arrays and masks.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import mlx.core as mx
@@ -44,6 +44,16 @@ class SpanStep:
     start: int
     stop: int
     offset: int
+    masks: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
+    """Masks made for it, shared by the layers."""
+
+    def mask(self, held: int, ring: int | None, window: int | None) -> mx.array | str | None:
+        """`span_mask`, made once."""
+        key = (held, ring, window)
+        if key not in self.masks:
+            self.masks[key] = span_mask(self.stop - self.start, self.offset, held, ring, window)
+        mask: mx.array | str | None = self.masks[key]
+        return mask
 
 
 class AttendView:
@@ -138,8 +148,19 @@ class AttendView:
             raise TypeError(f"Attention over a batch takes the mask of its cache, not {type(mask).__name__}.")
         window = mask.window if mask is not None else None
         outputs = [self._attend_cohort(cohort, queries, scale, window, sinks) for cohort in self.cohorts]
-        for (span, _), (keys, values) in zip(self._spans, self._span_kv, strict=True):
-            outputs.append(self._attend_span(span, queries, keys, values, scale, window, sinks))
+        for (span, cache), (keys, values) in zip(self._spans, self._span_kv, strict=True):
+            shown = span.mask(keys.shape[2], self._store.window, window)
+            out = attend_span(
+                _as_row(queries, span),
+                keys,
+                values,
+                scale=scale,
+                mask=shown,
+                sinks=sinks,
+                known=span.masks,
+                buffers=_buffers(cache),
+            )
+            outputs.append(out[0].swapaxes(0, 1)[:, :, None])
         if self._padding:
             outputs.append(mx.zeros((self._padding, *outputs[0].shape[1:]), dtype=outputs[0].dtype))
         return outputs[0] if len(outputs) == 1 else mx.concatenate(outputs, axis=0)
@@ -153,20 +174,6 @@ class AttendView:
         sinks: mx.array | None,
     ) -> mx.array:
         return self._store.attend(cohort, queries[cohort.start : cohort.stop], scale, window, sinks)
-
-    def _attend_span(
-        self,
-        span: SpanStep,
-        queries: mx.array,
-        keys: mx.array,
-        values: mx.array,
-        scale: float,
-        window: int | None,
-        sinks: mx.array | None,
-    ) -> mx.array:
-        mask = span_mask(span.stop - span.start, span.offset, keys.shape[2], self._store.window, window)
-        out = attend_span(_as_row(queries, span), keys, values, scale=scale, mask=mask, sinks=sinks)
-        return out[0].swapaxes(0, 1)[:, :, None]
 
 
 class DenseView:
@@ -264,6 +271,14 @@ def _only(caches: Sequence[Any]) -> Any:
 def _longest(step: DecodeStep | None, spans: Sequence[tuple[SpanStep, Any]] = ()) -> int:
     rows = step.lengths if step is not None else ()
     return max([0, *rows, *(span.offset for span, _ in spans)])
+
+
+def _buffers(cache: Any) -> tuple[mx.array, mx.array] | None:
+    """A full-attention cache's whole arrays, room at the end included."""
+    if type(cache).__name__ != "KVCache":
+        return None
+    keys, values = cache.state[:2]
+    return keys, values
 
 
 def _as_row(array: mx.array, span: SpanStep) -> mx.array:
