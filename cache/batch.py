@@ -150,17 +150,14 @@ class RowBatch:
 
     def extract(self, row: int) -> list[Any]:
         """The row's caches as a solo run would hold them, in memory of their own."""
-        place, tokens = self.layout.places[row], self.layout.lengths[row]
-        index = self.order.index(row)
+        return [self._single(tree, row) for tree in self._trees]
 
-        def single(tree: Tree) -> Any:
-            if isinstance(tree, CohortKV):
-                return tree.read(place, tokens)
-            if isinstance(tree, RecurrentLayer):
-                return tree.extract(index)
-            return tree.single(*(single(part) for part in tree))
-
-        return [single(tree) for tree in self._trees]
+    def _single(self, tree: Tree, row: int) -> Any:
+        if isinstance(tree, CohortKV):
+            return tree.read(self.layout.places[row], self.layout.lengths[row])
+        if isinstance(tree, RecurrentLayer):
+            return tree.extract(self.order.index(row))
+        return tree.single(*(self._single(part, row) for part in tree))
 
     def begin(self) -> DecodeStep:
         """Make room for one more token of every row; the geometry of the step. `order` changes where a row
@@ -180,25 +177,35 @@ class RowBatch:
     ) -> list[Any]:
         """The caches to call the model with for one step of all rows (and `spans` and `padding`, for flat
         families)."""
-
-        def view(tree: Tree, rows: Sequence[tuple[SpanStep, Any]]) -> Any:
-            if isinstance(tree, RecurrentLayer):
-                if tree.cache is None:
-                    tree.cache = BatchMambaCache(size=tree.size)
-                return tree.cache
-            if isinstance(tree, CohortKV):
-                if self.dense:
-                    assert step is not None
-                    return DenseView(tree, step, offset)
-                return AttendView(tree, step, offset, rows, padding)
-            parts = [
-                view(part, [(span, cache.caches[i]) for span, cache in rows]) for i, part in enumerate(tree)
-            ]
-            return ViewList(*parts)
-
         return [
-            view(tree, [(span, caches[i]) for span, caches in spans]) for i, tree in enumerate(self._trees)
+            self._view(tree, [(span, caches[i]) for span, caches in spans], step, offset, padding)
+            for i, tree in enumerate(self._trees)
         ]
+
+    def _view(
+        self,
+        tree: Tree,
+        rows: Sequence[tuple[SpanStep, Any]],
+        step: DecodeStep | None,
+        offset: mx.array,
+        padding: int,
+    ) -> Any:
+        # A method and no function inside `caches`: one that calls itself is a cycle of references, and holds
+        # a step's arrays until Python's collector comes by.
+        if isinstance(tree, RecurrentLayer):
+            if tree.cache is None:
+                tree.cache = BatchMambaCache(size=tree.size)
+            return tree.cache
+        if isinstance(tree, CohortKV):
+            if self.dense:
+                assert step is not None
+                return DenseView(tree, step, offset)
+            return AttendView(tree, step, offset, rows, padding)
+        parts = (
+            self._view(part, [(span, cache.caches[i]) for span, cache in rows], step, offset, padding)
+            for i, part in enumerate(tree)
+        )
+        return ViewList(*parts)
 
     def end(self) -> None:
         """Every row has appended its token."""
@@ -254,16 +261,15 @@ class RowBatch:
 
     def _pairs(self, caches: Caches, kind: type[Any]) -> Iterable[tuple[Any, Any]]:
         """(storage, the row's own cache) of every layer of a kind."""
+        return _paired(self._trees, caches, kind)
 
-        def walk(tree: Tree, cache: Any) -> Iterable[tuple[Any, Any]]:
-            if isinstance(tree, tuple):
-                for part, inner in zip(tree, cache.caches, strict=True):
-                    yield from walk(part, inner)
-            elif isinstance(tree, kind):
-                yield tree, cache
 
-        for tree, cache in zip(self._trees, caches, strict=True):
-            yield from walk(tree, cache)
+def _paired(trees: Iterable[Tree], caches: Caches, kind: type[Any]) -> Iterable[tuple[Any, Any]]:
+    for tree, cache in zip(trees, caches, strict=True):
+        if isinstance(tree, tuple):
+            yield from _paired(tree, cache.caches, kind)
+        elif isinstance(tree, kind):
+            yield tree, cache
 
 
 def tokens_held(caches: Caches) -> int:

@@ -17,7 +17,7 @@ takes one token per step with all the others. How a step is computed depends on 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -565,18 +565,15 @@ class MlxRunner:
 
 def _state(caches: Sequence[Any]) -> list[mx.array]:
     """Every array of a row's caches, to evaluate."""
-    found: list[mx.array] = []
+    return [array for cache in caches for array in _arrays(cache.state)]
 
-    def walk(value: Any) -> None:
-        if isinstance(value, mx.array):
-            found.append(value)
-        elif isinstance(value, list | tuple):
-            for part in value:
-                walk(part)
 
-    for cache in caches:
-        walk(cache.state)
-    return found
+def _arrays(value: Any) -> Iterator[mx.array]:
+    if isinstance(value, mx.array):
+        yield value
+    elif isinstance(value, list | tuple):
+        for part in value:
+            yield from _arrays(part)
 
 
 def _nbytes(caches: Sequence[Any]) -> int:
