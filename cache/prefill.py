@@ -14,7 +14,7 @@ import mlx.core as mx
 
 Mask = mx.array | str | None
 
-COMPOSED_BYTES = 64 * 2**20
+COMPOSED_BYTES = 16 * 2**20
 """Largest scores that are composed; beyond it the fused call reads less memory."""
 QUERY_STEP = 64
 KEY_STEP = 256

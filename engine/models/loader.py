@@ -21,6 +21,7 @@ from chairlift.engine.models.images import Eyes
 from chairlift.engine.models.quantization import AUTO, KV_TYPES, cache_factory
 from chairlift.engine.models.tokenizer import load_tokenizer
 from chairlift.engine.models.vision_loader import load_images, load_seeing_model, needs_mlx_vlm
+from chairlift.engine.models.warm import warm_up
 from chairlift.engine.plan import LoadedModel, ModelInfo
 from chairlift.patches import MLX_LM, MLX_VLM, apply_patches
 
@@ -80,6 +81,8 @@ def load_model(
         raise ModelUnavailable(
             f"{served_name} ({family}) cannot be served with --kv-cache-dtype {kv_cache_dtype}: {error}."
         ) from error
+    if mx.default_device() != mx.cpu:
+        warm_up(runner, vocab)
     kv_bytes, kv_type = _kv_of_a_token(model, vocab, kv_cache_dtype)
     parameters = tree_flatten(model.parameters())
     info = ModelInfo(

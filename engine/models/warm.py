@@ -1,0 +1,48 @@
+"""Steps nobody waits for, before the first request.
+
+A GPU compiles its kernels when they are first used: on an H200 the first joins of a fresh process took 4 to 15
+seconds each. So the shapes of a busy server's steps are run once while it starts: rows that join in one step
+and in several, prompts in chunks, rows of unequal length, a row that leaves, sampled rows beside greedy ones.
+"""
+
+from __future__ import annotations
+
+from chairlift.engine.plan import NewRow, Runner, Span, StepPlan
+from chairlift.engine.request import SamplingParams
+
+_SETTINGS = (
+    SamplingParams(temperature=0),
+    SamplingParams(temperature=0.7, top_p=0.9, top_k=20),
+    SamplingParams(temperature=0, logprobs=2),
+    SamplingParams(temperature=1.0, min_p=0.1),
+)
+_PROMPTS = (5, 96, 33, 160)
+
+
+def warm_up(runner: Runner, vocab_size: int) -> None:
+    """Run the steps through `runner`, which holds no row afterwards. Runs on the MLX thread."""
+    rows = {-1 - index: length for index, length in enumerate(_PROMPTS)}
+    number = 0
+
+    def step(**parts: object) -> None:
+        nonlocal number
+        number += 1
+        runner.step(StepPlan(-1000 + number, **parts))  # type: ignore[arg-type]
+
+    def new(row: int) -> NewRow:
+        return NewRow(row, _SETTINGS[-1 - row], seed=0)
+
+    def span(row: int, start: int, stop: int) -> Span:
+        tokens = tuple((31 * place) % vocab_size for place in range(start, stop))
+        return Span(row, start, tokens, last=stop == rows[row])
+
+    step(admit=(new(-1), new(-2)), prefill=(span(-1, 0, 5), span(-2, 0, 48)))
+    step(admit=(new(-3),), prefill=(span(-2, 48, 96), span(-3, 0, 33)), decode=(-1,))
+    step(decode=(-1, -2, -3))
+    step(admit=(new(-4),), prefill=(span(-4, 0, 160),), decode=(-1, -2, -3))
+    for _ in range(3):
+        step(decode=(-1, -2, -3, -4))
+    step(release=(-2,), decode=(-1, -3, -4))
+    step(decode=(-1, -3, -4))
+    step(release=tuple(rows))
+    step()
