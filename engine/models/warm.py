@@ -1,8 +1,8 @@
 """Steps nobody waits for, before the first request.
 
-A GPU compiles its kernels when they are first used: on an H200 the first joins of a fresh process took 4 to 15
-seconds each. So the shapes of a busy server's steps are run once while it starts: rows that join in one step
-and in several, prompts in chunks, rows of unequal length, a row that leaves, sampled rows beside greedy ones.
+A GPU compiles its kernels when they are first used: on an H200 the first joins of a fresh process took 4 to
+15 seconds each. So the shapes of a busy server's steps are run once while it starts: rows that join in one
+step and in several, prompts in chunks, rows of unequal length, a row that leaves, sampled rows beside greedy.
 """
 
 from __future__ import annotations
