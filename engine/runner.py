@@ -30,7 +30,7 @@ from chairlift.cache.step import DecodeStep
 from chairlift.cache.views import SpanStep
 from chairlift.engine.plan import NewRow, RunnerStats, Sample, Span, StepPlan, StepResult
 from chairlift.engine.sampling import Draw, Drawn, row_key, sample
-from chairlift.engine.sight import RowSight, Sight
+from chairlift.engine.sight import RowSight, Sight, SightError
 
 log = logging.getLogger(__name__)
 
@@ -388,7 +388,7 @@ class MlxRunner:
         """The row's images, or None."""
         if row.spec.media is not None and row.sight is None:
             if self._sight is None:
-                raise ValueError("This model takes no images.")
+                raise SightError("This model takes no images.")
             row.sight = self._sight.row(row.spec.prompt, row.spec.media)
         return row.sight
 
@@ -582,6 +582,8 @@ def _nbytes(caches: Sequence[Any]) -> int:
 
 def _blame(error: Exception) -> str:
     """One line for the client; the log holds the rest."""
+    if isinstance(error, SightError):
+        return str(error)
     return f"The model step failed ({type(error).__name__})."
 
 

@@ -11,6 +11,10 @@ from typing import Any, Protocol
 from chairlift.engine.media import PreparedMedia
 
 
+class SightError(Exception):
+    """A row's images cannot be used; the message is one line for the client."""
+
+
 class RowSight(Protocol):
     """The images of one row, from its admission until its state goes. Positions count tokens of the row."""
 
@@ -34,7 +38,7 @@ class RowSight(Protocol):
         not by image). Blocks.
 
         Raises:
-            Exception: of whatever kind; the row is at fault.
+            SightError: the row is at fault.
         """
         ...
 
@@ -55,6 +59,6 @@ class Sight(Protocol):
         """The images of a new row. Encodes nothing.
 
         Raises:
-            ValueError: the prompt's image tokens are not those of the images.
+            SightError: the prompt's image tokens are not those of the images.
         """
         ...

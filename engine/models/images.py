@@ -24,6 +24,7 @@ import numpy as np
 from chairlift.engine.media import PreparedMedia
 from chairlift.engine.models.encoded import EncodedImages
 from chairlift.engine.models.image_inputs import NOT_INPUTS, PIXELS, as_mlx, image_token_ids, split_inputs
+from chairlift.engine.sight import SightError
 
 BY_IMAGE = frozenset(
     {
@@ -125,11 +126,11 @@ class Eyes:
         ids = _ids(tokens)
         pixels = as_mlx(inputs.get(PIXELS))
         if pixels is None:
-            raise ValueError("The images have no pixels.")
+            raise SightError("The images of the prompt came without pixels.")
         rest = {name: as_mlx(value) for name, value in inputs.items() if name not in NOT_INPUTS}
         found = self.model.get_input_embeddings(ids, pixels, mask=mx.ones_like(ids), **rest).to_dict()
         if found["inputs_embeds"].shape[1] != len(tokens):
-            raise ValueError("Images that lengthen the prompt as they are put into it are not supported.")
+            raise SightError("This model lengthens a prompt by its images, which is not supported.")
         return {name: value for name, value in found.items() if value is not None}
 
 
@@ -143,7 +144,9 @@ class RowImages:
         self._places = np.flatnonzero(np.isin(np.array(prompt, dtype=np.int64), eyes.image_tokens))
         counts = media.tokens or ((len(self._places),) if len(media.digests) == 1 else ())
         if len(self._places) == 0 or (counts and sum(counts) != len(self._places)):
-            raise ValueError(f"{len(self._places)} image tokens for images of {sum(counts)}.")
+            raise SightError(
+                f"The prompt holds {len(self._places)} image tokens where its images take {sum(counts)}."
+            )
         ends = np.cumsum(counts, dtype=np.int64)
         self._ranges = [(int(end) - count, int(end)) for end, count in zip(ends, counts, strict=True)]
         self._parts = split_inputs(media.inputs, counts) if len(self._ranges) > 1 else None
@@ -160,6 +163,14 @@ class RowImages:
         """See `chairlift.engine.sight.RowSight`."""
         if self.encoded:
             return
+        try:
+            self._encode_more()
+        except SightError:
+            raise
+        except Exception as error:
+            raise SightError("The images of the prompt could not be encoded.") from error
+
+    def _encode_more(self) -> None:
         if self._eyes.by_image is None and self._ranges:
             self._try_by_image()
         if self._eyes.by_image and self._ranges:
@@ -243,7 +254,7 @@ class RowImages:
         if not isinstance(found, PromptRows):
             features = self._eyes.features(self._prompt, self._media.inputs)
             if "cross_attention_states" in features or "decoder_inputs_embeds" in features:
-                raise NotImplementedError("Images of models with cross attention are not supported.")
+                raise SightError("This model reads images by cross attention, which is not supported.")
             found = PromptRows(
                 {
                     name: value

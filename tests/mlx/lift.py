@@ -152,7 +152,7 @@ class Lift:
         for index, row in enumerate(rows):
             message = result.failed.get(row.row) or result.lost.get(row.row)
             if message is not None:
-                self.failures[index] = message
+                self.failures.setdefault(index, message)
                 row.running, row.over = False, True
             elif row.row in result.encoded:
                 row.unseen = 0

@@ -21,6 +21,8 @@ from tests.mlx.lift import GREEDY, Lift, Ride, differences
 from tests.mlx.test_parity import assert_exact
 from tests.mlx.vision_families import FAMILIES, VOCABULARY, seeing_prompt, text_prompt
 from tests.mlx.vision_parity import (
+    ALONE,
+    REFUSED,
     SHORT,
     bad_media,
     finding,
@@ -54,10 +56,9 @@ BATCHED = {
     "internvl": Batching.FLAT,
     "gemma4": Batching.FLAT,
 }
-ALONE = {"paligemma": "every token of a prompt sees the whole prompt"}
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", [name for name in FAMILIES if name not in REFUSED])
 def test_rows_answer_as_alone(name: str) -> None:
     assert finding(name).batching is BATCHED.get(name, Batching.SOLO)
     assert (name in ALONE) == (finding(name).batching is Batching.SOLO)
@@ -125,7 +126,12 @@ def test_an_image_that_cannot_be_encoded_fails_alone(name: str) -> None:
     lift = Lift(runner_of(name))
     answers = lift.run([*schedule, *faulty])
     first = len(schedule)
-    assert sorted(lift.failures) == list(range(first, first + len(faulty)))
+    assert lift.failures == {
+        first: "The images of the prompt could not be encoded.",
+        first + 1: "The images of the prompt came without pixels.",
+        first + 2: f"The prompt holds 4 image tokens where its images take {sum(two.tokens)}.",
+        first + 3: "The prompt holds 0 image tokens where its images take 4.",
+    }
     assert differences(known, schedule, answers[:first]) == []
     assert [len(row) for row in answers[:first]] == [ride.tokens for ride in schedule]
 
@@ -137,8 +143,18 @@ def test_a_model_without_eyes_fails_the_row() -> None:
     lift = Lift(runner)
     prompt, media = seeing_prompt(family, 3, [family.image()], 3)
     answers = lift.run([Ride(prompt, media=media), Ride(text_prompt(9), tokens=3)])
-    assert list(lift.failures) == [0]
+    assert lift.failures == {0: "This model takes no images."}
     assert len(answers[1]) == 3
+
+
+def test_a_family_whose_images_are_refused_answers_text() -> None:
+    family = FAMILIES["llava_next"]
+    prompt, media = seeing_prompt(family, 3, [family.image()], 3)
+    lift = Lift(runner_of("llava_next"))
+    schedule = [Ride(text_prompt(9), tokens=4), Ride(prompt, media=media), Ride(text_prompt(3), tokens=4)]
+    answers = lift.run(schedule)
+    assert lift.failures == {1: "This model lengthens a prompt by its images, which is not supported."}
+    assert differences(solo("llava_next"), schedule[::2], answers[::2]) == []
 
 
 # Encoding as a piece of work of its own

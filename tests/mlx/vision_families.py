@@ -322,6 +322,11 @@ FAMILIES: dict[str, VisionFamily] = {
             MARKS,
         ),
         VisionFamily(
+            "llava_next",
+            with_parts({"model_type": "llama"}, {**VISION, "model_type": "clip_vision_model"}),
+            lambda numbers, height, width: (1, {"pixel_values": numbers.standard_normal((1, 1, 3, 32, 32))}),
+        ),
+        VisionFamily(
             "internvl",
             with_parts({"model_type": "qwen2"}, {**VISION, "model_type": "internvl_vision"}),
             tiles(32, 4),

@@ -121,6 +121,18 @@ def rides(family: VisionFamily) -> tuple[Ride, ...]:
     )
 
 
+ALONE = {"paligemma": "every token of a prompt sees the whole prompt"}
+"""Families whose rows share no step, and why."""
+
+LENGTHENED = "its prompt grows as images are put into it: one token becomes many"
+REFUSED = {
+    "florence2": "an encoder and a decoder",
+    "granite_vision": LENGTHENED,
+    "llava_next": LENGTHENED,
+    "mllama": "reads images by cross attention",
+}
+"""Families that answer text only, and why."""
+
 SHORT = frozenset(
     {"aya_vision", "glm4v", "idefics3", "internvl", "internvl_chat", "mistral3", "qwen3_vl_moe"}
 )
