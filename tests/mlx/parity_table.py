@@ -17,6 +17,7 @@ from tests.mlx.families import COARSE, FAMILIES, MENDED, NOT_BUILT, NOT_ON_CPU, 
 from tests.mlx.parity import Parity, finding, measure
 from tests.mlx.schedules import FULL
 from tests.mlx.uses import section
+from tests.mlx.vision_table import vision_section
 
 TARGET = Path(__file__).parents[2] / "docs" / "models.md"
 
@@ -125,7 +126,9 @@ def main(names: list[str]) -> int:
             if patch.upstream == MLX_LM
         ]
         tail = TAIL.format(patches="\n".join(patches), uses=section())
-        TARGET.write_text(head + "\n".join(lines) + "\n" + tail + "\n".join(untried) + "\n")
+        seeing, wrong_seeing = vision_section()
+        wrong += wrong_seeing
+        TARGET.write_text(head + "\n".join(lines) + "\n" + seeing + tail + "\n".join(untried) + "\n")
     if wrong:
         print("not exact: " + ", ".join(wrong), file=sys.stderr)
     return 1 if wrong else 0

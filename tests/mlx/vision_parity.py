@@ -126,7 +126,6 @@ ALONE = {"paligemma": "every token of a prompt sees the whole prompt"}
 
 LENGTHENED = "its prompt grows as images are put into it: one token becomes many"
 REFUSED = {
-    "florence2": "an encoder and a decoder",
     "granite_vision": LENGTHENED,
     "llava_next": LENGTHENED,
     "mllama": "reads images by cross attention",
