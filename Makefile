@@ -34,8 +34,9 @@ help:
 run: $(RUN_STAMP) openblas
 	@exec $(WITH_OPENBLAS) $(BIN)/chairlift serve $(ARGS)
 
+# One process a core, so one BLAS thread each.
 test: $(DEV_STAMP) openblas
-	$(WITH_OPENBLAS) $(BIN)/pytest $(ARGS)
+	OPENBLAS_NUM_THREADS=1 $(WITH_OPENBLAS) $(BIN)/pytest -n auto --dist loadgroup $(ARGS)
 
 check: static test
 
