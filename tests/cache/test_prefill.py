@@ -5,10 +5,11 @@ from __future__ import annotations
 import mlx.core as mx
 import numpy as np
 import pytest
+from mlx_lm.models.cache import KVCache
+
 from chairlift.cache.attention import CohortKV
 from chairlift.cache.prefill import composed, padded
 from chairlift.cache.views import AttendView, SeamMask, SpanStep
-from mlx_lm.models.cache import KVCache
 
 HEADS, KV_HEADS, DIM, SCALE = 6, 2, 16, 0.3
 
