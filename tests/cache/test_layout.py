@@ -69,7 +69,7 @@ class Machine(RuleBasedStateMachine):
                     assert other < self.shapes[target][0]
                 case Drop(key):
                     del self.shapes[key]
-        apply_to_slots(actions, self.contents)
+            apply_to_slots([action], self.contents)
 
     def undisturbed(self) -> dict[int, tuple[list[int | None], int]]:
         cohorts = self.layout.cohorts.values()

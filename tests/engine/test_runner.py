@@ -16,6 +16,7 @@ from chairlift.engine.models.build import make_runner
 from chairlift.engine.plan import NewRow, Span, StepPlan
 from chairlift.engine.request import SamplingParams
 from chairlift.engine.runner import Batching, MlxRunner
+from chairlift.engine.sampling import Draw, row_key, sample
 from tests.engine.stepping import GREEDY, Rider, Stepper, answers
 from tests.mlx.configs import VOCABULARY
 from tests.mlx.families import FAMILIES, build
@@ -192,6 +193,21 @@ def test_a_seeded_row_draws_the_same_tokens_anywhere(batching: Batching) -> None
     assert [rider.drawn for rider in stepper.riders] == want
 
 
+@pytest.mark.parametrize("batching", Batching)
+def test_token_n_of_a_row_is_drawn_with_its_seed_and_n(batching: Batching) -> None:
+    """From the logits of the model alone; after preemption too."""
+    model = solo(FAMILY[batching]).model
+    stepper = Stepper(runner_of(batching), *(Rider(prompt(6, at), 9, SEEDED, 40 + at) for at in range(3)))
+    stepper.run(4)
+    stepper.preempt(stepper.riders[1])
+    stepper.run()
+    for rider in stepper.riders:
+        tokens = mx.array([[*rider.prompt, *rider.drawn]])
+        logits = model(tokens, cache=make_prompt_cache(model))[0, len(rider.prompt) - 1 : -1]
+        draws = [Draw(SEEDED, row_key(rider.seed), count) for count in range(9)]
+        assert rider.drawn == sample(logits, draws).tokens.tolist()
+
+
 def test_seeds_and_settings_make_a_difference() -> None:
     riders = [Rider(prompt(5, 1), 12, SEEDED, seed) for seed in (1, 1, 2, 2**64 - 1)]
     riders.append(Rider(prompt(5, 1), 12, SamplingParams(temperature=1.3, top_k=1), 1))
@@ -216,17 +232,17 @@ def test_log_probabilities_are_the_models(batching: Batching) -> None:
         logits = np.array(model(tokens, cache=make_prompt_cache(model)))[0].astype(np.float64)
         exact = logits - np.log(np.exp(logits - logits.max(-1, keepdims=True)).sum(-1, keepdims=True))
         exact -= logits.max(-1, keepdims=True)
-        for at, sample in enumerate(rider.samples):
+        for at, drawn in enumerate(rider.samples):
             row = exact[len(rider.prompt) - 1 + at]
             if count is None:
-                assert sample.logprob is None and sample.top == ()
+                assert drawn.logprob is None and drawn.top == ()
                 continue
-            assert sample.logprob == pytest.approx(row[sample.token], abs=2e-4)
-            assert len(sample.top) == count
-            assert [pair[1] for pair in sample.top] == sorted((pair[1] for pair in sample.top), reverse=True)
+            assert drawn.logprob == pytest.approx(row[drawn.token], abs=2e-4)
+            assert len(drawn.top) == count
+            assert [pair[1] for pair in drawn.top] == sorted((pair[1] for pair in drawn.top), reverse=True)
             best = np.sort(row)[::-1][:count]
-            assert [pair[1] for pair in sample.top] == pytest.approx(best.tolist(), abs=2e-4)
-            assert all(logprob == pytest.approx(row[token], abs=2e-4) for token, logprob in sample.top)
+            assert [pair[1] for pair in drawn.top] == pytest.approx(best.tolist(), abs=2e-4)
+            assert all(logprob == pytest.approx(row[token], abs=2e-4) for token, logprob in drawn.top)
 
 
 def counted(batching: Batching, shapes: list[tuple[int, ...]], **options: Any) -> MlxRunner:
