@@ -136,6 +136,27 @@ async def test_text_and_images_at_once(folder: Path) -> None:
     assert two[1] == plain[1] + len("or") + 2 * around + tokens(120, 60) + tokens(64, 64)
 
 
+async def test_three_to_sixteen_at_once_on_the_qwen3_5_architecture(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    """mlx-lm #965, Rapid-MLX #115: hybrid models whose answers leaked or fell apart with several at once."""
+    folder = write_model(tmp_path_factory.mktemp("together") / "qwen3_5", "qwen3_5")
+    conversations: list[tuple[object, ...]] = [
+        (
+            text("Why? " * (1 + 3 * number)),
+            *([picture(64, 64 + 32 * (number % 3), seed=number)] * (number % 4 == 1)),
+        )
+        for number in range(16)
+    ]
+    async with serving(folder) as (client, _):
+        alone = [await answer(client, *parts) for parts in conversations]
+        assert len(set(alone)) == 16
+        for count in (3, 5, 8, 16):
+            chosen = range(16 - count, 16)
+            together = await asyncio.gather(*(answer(client, *conversations[number]) for number in chosen))
+            assert together == alone[16 - count :]
+
+
 async def test_streams_and_errors(folder: Path) -> None:
     async with serving(folder) as (client, _):
         parts = (picture(64, 96, seed=0), text("?"))
