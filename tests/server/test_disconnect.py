@@ -130,7 +130,7 @@ async def test_a_slow_reader_holds_nobody_up_and_gets_everything() -> None:
     async with lift() as server, on_socket(server.app) as url:
         async with connection(url) as slow:
             await slow.send(CHAT, chat_body(stream=True, max_tokens=3000))
-            async with httpx.AsyncClient(base_url=url) as other:
+            async with httpx.AsyncClient(base_url=url, timeout=60) as other:
                 response = await other.post(CHAT, json=chat_body(max_tokens=5))
                 whole = await other.post(CHAT, json=chat_body(max_tokens=3000))
             assert response.json()["usage"]["completion_tokens"] == 5
