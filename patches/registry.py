@@ -18,6 +18,7 @@ from chairlift.patches import (
     phi3small,
     plamo3,
     qwen3_5,
+    vlm_positions,
 )
 from chairlift.patches.probes import attention_takes_arrays_only, gemma2_refuses_batch_masks, plamo3_forgets
 from chairlift.patches.replacement import MARK, Replacement
@@ -193,6 +194,13 @@ PATCHES: tuple[Patch, ...] = (
         phi3small.VERSIONS,
         "a mask that is added instead of applied, and blocks aligned to the end: prefill and decode disagree",
         phi3small.BLOCKS,
+    ),
+    _of(
+        "positions per row of mlx-vlm",
+        vlm_positions.VERSIONS,
+        "the first row's position scales all (ministral3, mistral4), a long row turns all (longrope)",
+        vlm_positions.POSITIONS,
+        MLX_VLM,
     ),
     Patch(
         "qwen3_5",

@@ -15,7 +15,7 @@ from tests.mlx.offsets import PACKAGES, search
 SETUP = "weights or layer numbers made once, the same for every request"
 MENDED = "patched: every row its own positions"
 TOLD = "positions and deltas are told at every call, row by row, so what the model keeps is never read"
-OTHER = "no language model of this kind is served"
+OTHER = "made for other tasks than answering token by token: not tried"
 KEEPS = "keeps more of a request on itself than positions: not looked into, not to be relied on"
 CHECKED = (
     "reads the device or the first row; the trial at loading decides, one row at a time where it differs"
@@ -38,7 +38,10 @@ OUTCOMES: dict[tuple[str, str], str] = {
     ("mlx_vlm", "ernie4_5_moe_vl"): TOLD,
     ("mlx_vlm", "falcon_ocr"): CHECKED,
     ("mlx_vlm", "falcon_perception"): KEEPS,
-    ("mlx_vlm", "gemma4"): "the positions of its drafting and its image masks; decode rows do not read them",
+    (
+        "mlx_vlm",
+        "gemma4",
+    ): "in steps of several tokens only, which are one row's",
     ("mlx_vlm", "gemma4_unified"): SETUP,
     ("mlx_vlm", "glm4v"): TOLD,
     ("mlx_vlm", "glm4v_moe"): TOLD,
@@ -47,7 +50,7 @@ OUTCOMES: dict[tuple[str, str], str] = {
     ("mlx_vlm", "granite4_vision"): "features of a prompt's chunk; decode rows do not read it",
     ("mlx_vlm", "hrm_text"): CHECKED,
     ("mlx_vlm", "hunyuan_vl"): CHECKED,
-    ("mlx_vlm", "indic_ocr"): OTHER,
+    ("mlx_vlm", "indic_ocr"): KEEPS,
     ("mlx_vlm", "inkling"): SETUP,
     ("mlx_vlm", "internlm2"): CHECKED,
     ("mlx_vlm", "internlm3"): CHECKED,
@@ -56,15 +59,15 @@ OUTCOMES: dict[tuple[str, str], str] = {
     ("mlx_vlm", "kimi_k3"): SETUP,
     ("mlx_vlm", "limite"): CHECKED,
     ("mlx_vlm", "llama4"): CHECKED,
-    ("mlx_vlm", "locateanything"): OTHER,
+    ("mlx_vlm", "locateanything"): CHECKED,
     ("mlx_vlm", "longcat_flash_ngram"): SETUP,
     ("mlx_vlm", "longcat_flash_sparse"): SETUP,
     ("mlx_vlm", "minicpmo"): SETUP,
     ("mlx_vlm", "minicpmv4_6"): SETUP,
     ("mlx_vlm", "minimax_h3"): OTHER,
     ("mlx_vlm", "minimax_m3_vl"): TOLD,
-    ("mlx_vlm", "mistral3"): CHECKED,
-    ("mlx_vlm", "mistral4"): CHECKED,
+    ("mlx_vlm", "mistral3"): MENDED,
+    ("mlx_vlm", "mistral4"): MENDED,
     ("mlx_vlm", "mllama"): CHECKED,
     ("mlx_vlm", "molmo_point"): KEEPS,
     ("mlx_vlm", "nemotron_labs_diffusion"): OTHER,
@@ -79,7 +82,7 @@ OUTCOMES: dict[tuple[str, str], str] = {
     ("mlx_vlm", "qwen3_vl"): TOLD,
     ("mlx_vlm", "qwen3_vl_moe"): TOLD,
     ("mlx_vlm", "qwen4_exp"): CHECKED,
-    ("mlx_vlm", "rope_utils"): "the largest offset sizes a table; each row reads its own part of it",
+    ("mlx_vlm", "rope_utils"): "longrope (phi3, phi3_v, phimoe, minicpm3). " + MENDED,
     ("mlx_vlm", "sam3d_objects"): OTHER,
     ("mlx_vlm", "sapiens2"): OTHER,
     ("mlx_vlm", "step3p7"): SETUP,
@@ -114,9 +117,10 @@ SECTION = """
 ## Offsets as one integer, and state kept on modules
 
 In a batch every row has its own position, so `cache.offset` is an array; and what a module keeps of its last
-call belongs to another request in the next. `tests/mlx/offsets.py` searches the model files of {versions}
-for code that slices, counts or decides by an offset, and for attributes that are set after a module is built.
-Every other family has none.
+call belongs to another request in the next. `tests/mlx/offsets.py` searches the model files of
+{versions} for code that slices, counts or decides by an offset, and for attributes that are
+set after a module is built. Every other family has none. Where the trial at loading decides, it does so over
+short rows: what depends on greater lengths is patched.
 
 | package | family or file | found | what becomes of it |
 |---|---|---|---|

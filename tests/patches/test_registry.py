@@ -11,8 +11,8 @@ from dataclasses import replace
 
 import pytest
 
+from chairlift.engine.batching import Batching
 from chairlift.engine.models.batching import Finding, find_batching
-from chairlift.engine.runner import Batching
 from chairlift.patches import MLX_LM, MLX_VLM, PATCHES, Patch, apply_patches, undo_patches
 from chairlift.patches.parts import ALONE, CASTING, CHOSEN, LATENT
 from chairlift.patches.registry import apply_all
@@ -59,7 +59,7 @@ def test_without_a_patch_its_families_are_batched_worse(patch: str, family: str)
 
 
 def test_every_patch_is_tried() -> None:
-    elsewhere = {"qwen3_5"}  # tests/patches/test_qwen3_5.py
+    elsewhere = {"qwen3_5", "positions per row of mlx-vlm"}  # test_qwen3_5.py, test_vlm_positions.py
     probed = {patch.name for patch in PATCHES if patch.needed is not None}
     assert probed | set(GAINS) | elsewhere == set(BY_NAME)
 
