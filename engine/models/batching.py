@@ -21,7 +21,7 @@ from chairlift.cache.batch import RowBatch
 from chairlift.cache.quantized import UnsupportedQuantization
 from chairlift.cache.separate import SeparateRows
 from chairlift.cache.views import SpanStep
-from chairlift.engine.runner import FLAT_STEPS, Batching, make_batch
+from chairlift.engine.batching import FLAT_STEPS, Batching, make_batch
 
 log = logging.getLogger(__name__)
 

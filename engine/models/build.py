@@ -7,9 +7,10 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
+from chairlift.engine.batching import FLAT_STEPS, Batching
 from chairlift.engine.models.batching import Finding, find_batching, split_head
 from chairlift.engine.models.quantization import AUTO, cache_factory, require_quantizable
-from chairlift.engine.runner import FLAT_STEPS, Batching, MlxRunner
+from chairlift.engine.runner import MlxRunner
 from chairlift.engine.sight import Sight
 from chairlift.patches import apply_patches
 

@@ -9,8 +9,8 @@ import mlx.nn as nn
 from mlx_lm.models.cache import make_prompt_cache
 
 from chairlift.cache.quantized import BITS, UnsupportedQuantization, quantized_caches
+from chairlift.engine.batching import Batching
 from chairlift.engine.models.batching import Trial
-from chairlift.engine.runner import Batching
 
 AUTO = "auto"
 """The model's own type."""

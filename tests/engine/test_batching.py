@@ -11,9 +11,9 @@ import mlx.nn as nn
 import pytest
 from mlx_lm.models.cache import ChunkedKVCache, KVCache, make_prompt_cache
 
+from chairlift.engine.batching import Batching
 from chairlift.engine.models.batching import find_batching, split_head
 from chairlift.engine.models.build import make_runner
-from chairlift.engine.runner import Batching
 from chairlift.patches import apply_patches
 from tests.engine.stepping import Rider, answers
 from tests.mlx.configs import VOCABULARY

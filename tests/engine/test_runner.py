@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 from mlx_lm.models.cache import make_prompt_cache
 
+from chairlift.engine.batching import Batching
 from chairlift.engine.models.build import make_runner
 from chairlift.engine.plan import NewRow, Span, StepPlan
 from chairlift.engine.request import SamplingParams
-from chairlift.engine.runner import Batching, MlxRunner
+from chairlift.engine.runner import MlxRunner
 from chairlift.engine.sampling import Draw, row_key, sample
 from tests.engine.stepping import GREEDY, Rider, Stepper, answers
 from tests.mlx.configs import VOCABULARY

@@ -11,8 +11,9 @@ import pytest
 from mlx.utils import tree_flatten
 from mlx_lm.models.cache import make_prompt_cache
 
+from chairlift.engine.batching import Batching
 from chairlift.engine.models.build import make_runner
-from chairlift.engine.runner import Batching, MlxRunner
+from chairlift.engine.runner import MlxRunner
 from chairlift.patches import apply_patches
 from tests.engine.stepping import Rider, Stepper
 from tests.mlx.configs import VOCABULARY
@@ -235,14 +236,14 @@ def test_a_row_that_is_not_a_number_fails_alone(batching: Batching, late: bool) 
 def put(runner: MlxRunner, rider: Rider, token: int) -> None:
     """Make `token` the one that the row feeds next."""
     assert rider.row is not None
-    state = runner._rows[rider.row]
+    state = runner._residents.rows[rider.row]
     if state.caches is not None:
         state.pending = mx.array(token, dtype=mx.int32)
         return
-    at = runner._batch.order.index(rider.row)
-    assert runner._pending is not None
-    index = mx.array(np.arange(len(runner._batch.order)) == at)
-    runner._pending = mx.where(index, token, runner._pending)
+    at = runner._residents.order.index(rider.row)
+    assert runner._residents.pending is not None
+    index = mx.array(np.arange(len(runner._residents.order)) == at)
+    runner._residents.pending = mx.where(index, token, runner._residents.pending)
 
 
 def test_a_model_that_raises_always_fails_rows_and_the_runner_lives() -> None:

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
+from chairlift.engine.batching import Batching
 from chairlift.engine.models.batching import Finding
 from chairlift.engine.models.build import make_runner
 from chairlift.engine.plan import RunnerStats
-from chairlift.engine.runner import Batching
 from tests.mlx.configs import VOCABULARY
 from tests.mlx.families import COARSE, FAMILIES, MENDED, build
 from tests.mlx.lift import LOGPROB_ERROR, Difference, Lift, Ride, differences

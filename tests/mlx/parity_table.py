@@ -11,7 +11,7 @@ import sys
 from importlib.metadata import version
 from pathlib import Path
 
-from chairlift.engine.runner import Batching
+from chairlift.engine.batching import Batching
 from chairlift.patches import MLX_LM, PATCHES
 from tests.mlx.families import COARSE, FAMILIES, MENDED, NOT_BUILT, NOT_ON_CPU, ONE_BY_ONE
 from tests.mlx.parity import Parity, finding, measure

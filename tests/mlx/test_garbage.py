@@ -8,8 +8,8 @@ import gc
 import mlx.core as mx
 import pytest
 
+from chairlift.engine.batching import Batching
 from chairlift.engine.models.build import make_runner
-from chairlift.engine.runner import Batching
 from tests.mlx.configs import VOCABULARY
 from tests.mlx.families import FAMILIES, build
 from tests.mlx.lift import Lift, Ride

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from chairlift.cache.batch import RecurrentLayer
 from chairlift.cache.layout import CohortLayout
 from chairlift.cache.step import DecodeStep
-from chairlift.engine.runner import Batching
+from chairlift.engine.batching import Batching
 from tests.mlx.families import FAMILIES, NOT_ON_CPU, ONE_BY_ONE, REQUIRED
 from tests.mlx.lift import Ride
 from tests.mlx.parity import Parity, finding, measure, solo

@@ -28,13 +28,14 @@ from mlx_lm.utils import save_config, save_model
 
 from chairlift.cache.quantized import BITS, UnsupportedQuantization
 from chairlift.cache.step import CohortStep
+from chairlift.engine.batching import Batching
 from chairlift.engine.errors import ModelUnavailable
 from chairlift.engine.llm import LLM
 from chairlift.engine.models.build import make_runner
 from chairlift.engine.models.loader import load_model
 from chairlift.engine.plan import Sample
 from chairlift.engine.request import SamplingParams
-from chairlift.engine.runner import Batching, MlxRunner
+from chairlift.engine.runner import MlxRunner
 from tests.engine.models.vision_folders import write_tokenizer
 from tests.mlx.configs import VOCABULARY, Config
 from tests.mlx.families import FAMILIES, Family, build

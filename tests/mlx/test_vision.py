@@ -11,12 +11,13 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from chairlift.engine.batching import Batching
 from chairlift.engine.models.build import make_runner
 from chairlift.engine.models.encoded import EncodedImages
 from chairlift.engine.models.images import Encoded, Eyes
 from chairlift.engine.models.vision import SeeingModel
 from chairlift.engine.plan import NewRow, Span, StepPlan
-from chairlift.engine.runner import Batching, MlxRunner
+from chairlift.engine.runner import MlxRunner
 from tests.mlx.lift import GREEDY, Lift, Ride, differences
 from tests.mlx.test_parity import assert_exact
 from tests.mlx.vision_families import FAMILIES, VOCABULARY, seeing_prompt, text_prompt
@@ -90,7 +91,7 @@ def delta_of(name: str, ride: Ride) -> int:
 def test_the_delta_of_another_row_would_be_seen(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     schedule = [ride for ride in rides(FAMILIES[name]) if ride.media is not None]
     assert len({delta_of(name, ride) for ride in schedule}) > 2
-    monkeypatch.setattr("chairlift.engine.runner._Row.delta", 0)
+    monkeypatch.setattr("chairlift.engine.residents.Resident.delta", 0)
     assert measure(name, schedule).differences != ()
 
 

@@ -1,0 +1,67 @@
+"""A step between its launch and its landing, and what is said of faults."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import mlx.core as mx
+
+from chairlift.engine.plan import Sample
+from chairlift.engine.sampling import Drawn
+from chairlift.engine.sight import SightError
+
+NOT_A_NUMBER = "The model's output is not a number for this request."
+
+
+@dataclass(slots=True)
+class Flight:
+    """A step on the device whose tokens the host has not read yet."""
+
+    number: int
+    rows: tuple[int, ...] = ()
+    drawing: list[int] = field(default_factory=list)
+    wanted: dict[int, int | None] = field(default_factory=dict)
+    drawn: Drawn | None = None
+    arrays: list[mx.array] = field(default_factory=list)
+    encoded: set[int] = field(default_factory=set)
+    failed: dict[int, str] = field(default_factory=dict)
+    lost: dict[int, str] = field(default_factory=dict)
+
+    @property
+    def outputs(self) -> list[mx.array]:
+        return [*(self.drawn.arrays if self.drawn is not None else ()), *self.arrays]
+
+    def forget(self) -> None:
+        """Nothing was drawn after all."""
+        self.drawn, self.drawing, self.arrays = None, [], []
+
+    def read(self) -> dict[int, Sample]:
+        """The drawn tokens, on the host. Rows whose logits are not a number go to `failed` instead."""
+        drawn = self.drawn
+        if drawn is None:
+            return {}
+        tokens: Any = drawn.tokens.tolist()
+        valid: Any = drawn.valid.tolist()
+        logprobs: Any = drawn.logprobs.tolist() if drawn.logprobs is not None else None
+        tops: Any = drawn.top_tokens.tolist() if drawn.top_tokens is not None else None
+        top_logprobs: Any = drawn.top_logprobs.tolist() if drawn.top_logprobs is not None else None
+        samples = {}
+        for at, row in enumerate(self.drawing):
+            if not valid[at]:
+                self.failed[row] = NOT_A_NUMBER
+                continue
+            wanted = self.wanted[row]
+            if wanted is None:
+                samples[row] = Sample(tokens[at])
+                continue
+            pairs = zip(tops[at][:wanted], top_logprobs[at][:wanted], strict=True) if wanted else ()
+            samples[row] = Sample(tokens[at], logprobs[at], tuple(pairs))
+        return samples
+
+
+def blame(error: Exception) -> str:
+    """One line for the client; the log holds the rest."""
+    if isinstance(error, SightError):
+        return str(error)
+    return f"The model step failed ({type(error).__name__})."
