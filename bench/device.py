@@ -49,7 +49,7 @@ from device_paths import (
 from machine import package_version, revision
 from results import device_section
 
-from chairlift.engine.models.loader import make_runner
+from chairlift.engine.models.build import make_runner
 
 PATHS = ("bare", "unmasked", "ours", "engine", "sampled", "batch_generator")
 """`ours` is scheduler and runner without event loop and text; `sampled` the same with temperature, top_p."""
