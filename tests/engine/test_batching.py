@@ -149,6 +149,16 @@ def test_prompts_whose_chunks_matter_are_given_in_one_piece() -> None:
     assert (found.batching, found.whole_prompts) == (Batching.SOLO, True)
 
 
+def test_a_model_that_raises_on_a_second_chunk_is_given_its_prompts_in_one_piece() -> None:
+    def twist(logits: mx.array, tokens: mx.array, caches: list[Any]) -> mx.array:
+        if tokens.shape[1] > 1 and caches[0].offset > tokens.shape[1]:
+            raise ValueError("This model wants its prompt whole.")
+        return logits
+
+    found = find_batching(Twisted(twist), VOCABULARY)
+    assert (found.batching, found.whole_prompts) == (Batching.SOLO, True)
+
+
 def test_a_cache_of_another_kind_does_not_share_a_block() -> None:
     found = find_batching(Twisted(lambda logits, tokens, _: logits, lambda: ChunkedKVCache(64)), VOCABULARY)
     assert found.batching not in (Batching.FLAT, Batching.HYBRID, Batching.DENSE)
