@@ -17,7 +17,7 @@ import httpx
 
 MODEL = "SmolLM2-135M-Instruct"
 COMMAND = str(Path(sys.executable).with_name("chairlift"))
-PATIENCE = 120.0
+PATIENCE = 600.0
 """Seconds after which an answer or an exit that does not come fails the test."""
 
 
