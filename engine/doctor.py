@@ -133,7 +133,8 @@ def _memory(info: dict[str, Any], backend: str) -> int | None:
 def _openblas() -> bool | None:
     """Whether the library is mapped into this process; None where that cannot be told."""
     try:
-        return "openblas" in _MAPS.read_text()
+        # numpy brings a library of its own, libscipy_openblas, which mlx does not use.
+        return "/libopenblas" in _MAPS.read_text()
     except OSError:
         return None
 

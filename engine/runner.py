@@ -17,6 +17,7 @@ takes one token per step with all the others. How a step is computed depends on 
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -111,6 +112,11 @@ class MlxRunner:
         self._forward = _closed
         self._split = self._sight = None
         mx.clear_cache()
+        if threading.current_thread() is not threading.main_thread():
+            # The thread ends after this. A process that exits while a thread's streams are still being torn
+            # down aborts now and then (mlx 0.32.4 on Linux: 'terminate called without an active exception').
+            mx.synchronize()
+            mx.clear_streams()
 
     # Launching
 

@@ -61,7 +61,11 @@ def test_a_patch_whose_fault_is_gone_is_called_out(monkeypatch: pytest.MonkeyPat
 @pytest.mark.skipif(sys.platform != "linux", reason="reads the map of a Linux process")
 @pytest.mark.parametrize(
     ("mapped", "loaded"),
-    [("7f00 r-xp /usr/lib/libopenblas.so.0\n", True), ("7f00 r-xp /usr/lib/libblas.so.3\n", False)],
+    [
+        ("7f00 r-xp /usr/lib/libopenblas.so.0\n", True),
+        ("7f00 r-xp /usr/lib/libblas.so.3\n", False),
+        ("7f00 r-xp /site/numpy.libs/libscipy_openblas64_-32a4b2a6.so\n", False),
+    ],
 )
 def test_openblas_is_seen_in_the_process(
     mapped: str, loaded: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
