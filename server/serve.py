@@ -206,12 +206,15 @@ def _url(listener: socket.socket) -> str:
 
 @contextlib.contextmanager
 def _stop_signals_interrupt() -> Iterator[None]:
-    """SIGTERM raises KeyboardInterrupt, as SIGINT does: half-made files are cleaned up on the way out."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    """SIGTERM and SIGINT raise KeyboardInterrupt: half-made files are cleaned up on the way out. SIGINT too is
+    asked for: a shell starts its background jobs with it ignored."""
+    stops = (signal.SIGTERM, signal.SIGINT)
+    before = {number: signal.signal(number, signal.default_int_handler) for number in stops}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _install_signals() -> asyncio.Event:

@@ -172,7 +172,8 @@ def test_a_model_that_does_not_exist_is_one_line_and_1(tmp_path: Path) -> None:
 def test_a_signal_while_the_model_is_fetched_is_0(
     number: signal.Signals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = signal.getsignal(signal.SIGTERM)
+    inherited = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as in a shell's background jobs
+    before = {stop: signal.getsignal(stop) for stop in (signal.SIGTERM, signal.SIGINT)}
     cleaned: list[bool] = []
 
     def fetch(*args: object, **kwargs: object) -> None:
@@ -182,9 +183,12 @@ def test_a_signal_while_the_model_is_fetched_is_0(
             cleaned.append(True)
 
     monkeypatch.setattr("chairlift.engine.models.resolve.resolve_model", fetch)
-    assert run_server(ServeOptions(port=0), lambda serving: None, lambda line: None) == 0
+    try:
+        assert run_server(ServeOptions(port=0), lambda serving: None, lambda line: None) == 0
+        assert {stop: signal.getsignal(stop) for stop in before} == before
+    finally:
+        signal.signal(signal.SIGINT, inherited)
     assert cleaned == [True]
-    assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_listen_takes_a_free_port() -> None:
