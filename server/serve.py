@@ -206,8 +206,8 @@ def _url(listener: socket.socket) -> str:
 
 @contextlib.contextmanager
 def _stop_signals_interrupt() -> Iterator[None]:
-    """SIGTERM and SIGINT raise KeyboardInterrupt: half-made files are cleaned up on the way out. SIGINT is set
-    as well, since a shell starts its background jobs with it ignored."""
+    """SIGTERM and SIGINT raise KeyboardInterrupt: half-made files are cleaned up on the way out. SIGINT is
+    set as well, since a shell starts its background jobs with it ignored."""
     stops = (signal.SIGTERM, signal.SIGINT)
     before = {number: signal.signal(number, signal.default_int_handler) for number in stops}
     try:
