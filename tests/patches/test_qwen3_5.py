@@ -60,6 +60,7 @@ def patched() -> Iterator[None]:
 
 
 def test_it_applies_once_and_is_undone() -> None:
+    undo_qwen35_attention_for_batching()  # a model that was loaded before in this process has it applied
     language: Any = importlib.import_module(LANGUAGE)
     original = language.LanguageModel.__call__, language.Qwen3_5Attention._prepare_projected_qkv
     assert patch_qwen35_attention_for_batching() is True
