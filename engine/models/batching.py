@@ -15,7 +15,7 @@ from typing import Any, cast
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx_lm.models.cache import ArraysCache, make_prompt_cache
+from mlx_lm.models.cache import make_prompt_cache
 
 from chairlift.cache.batch import RowBatch
 from chairlift.cache.quantized import UnsupportedQuantization
@@ -240,8 +240,3 @@ def _prompt(seed: int, length: int, vocab_size: int) -> mx.array:
     low = min(16, vocab_size // 4)
     ids = [low + (7919 * (seed + 1) + 104729 * place) % (vocab_size - low) for place in range(length)]
     return mx.array(ids, dtype=mx.int32)
-
-
-def is_recurrent(caches: Sequence[Any]) -> bool:
-    """Whether any layer's state is recurrent."""
-    return any(isinstance(cache, ArraysCache) for cache in caches)

@@ -181,8 +181,8 @@ def _dtype_name(model: nn.Module, config: dict[str, Any]) -> str:
 
 
 def _step_tokens() -> int:
-    """Token budget of a step: about half a second of prefill of a mid-sized model, so that running answers
-    never wait long for a chunk (measured in bench/RESULTS.md; an operator may choose another)."""
+    """Token budget of a step, so that running answers never wait long for a chunk. On two CPU cores 64 tokens
+    of the embedded model take half a second (bench/RESULTS.md); the GPUs' figures are guesses at less."""
     if mx.default_device() == mx.cpu:
         return 64
     return 1024 if mx.cuda.is_available() else 512
