@@ -50,12 +50,16 @@ from machine import package_version, revision
 from results import device_section
 
 from chairlift.engine.models.build import make_runner
+from chairlift.engine.models.warm import warm_up
 
 PATHS = ("bare", "unmasked", "ours", "engine", "sampled", "batch_generator")
 """`ours` is scheduler and runner without event loop and text; `sampled` the same with temperature, top_p."""
-LENGTH_PATHS = ("ours", "padded")
+LENGTH_PATHS = ("ours", "padded", "batch_generator")
 SHORT_ROWS = 28
 LONG = (4096, 4096, 4096, 32768)
+SPREAD = tuple(round(100 * 80 ** (index / 31)) for index in range(32))
+"""Tokens of 32 rows from 100 to 8,000, evenly on a logarithmic scale."""
+LENGTH_ROWS = ("short", "long", "spread")
 MEMORY_SHARE = 0.92
 """Of the device's memory that a part may plan to use."""
 
@@ -154,6 +158,7 @@ class Bench:
     def _runner_maker(self, model: nn.Module, vocab: int, entry: Entry) -> Callable[[], Any]:
         def make() -> Any:
             finding, runner = make_runner(model, vocab)
+            warm_up(runner, vocab)
             entry["batching"] = str(finding.batching)
             entry["batching_reasons"] = [f"{kind}: {reason}" for kind, reason in finding.reasons]
             return runner
@@ -166,7 +171,13 @@ class Bench:
         scale = 32 if self.tiny else 1
         short = [(100 + (index * 173) % 501) // scale + 1 for index in range(SHORT_ROWS)]
         long = [length // scale for length in LONG]
-        for rows, lengths in (("28 short", short), ("28 short, 3×4k, 1×32k", short + long)):
+        spread = [length // scale + 1 for length in SPREAD]
+        cases = {
+            "short": ("28 short", short),
+            "long": ("28 short, 3×4k, 1×32k", short + long),
+            "spread": ("32 of 100 to 8,000", spread),
+        }
+        for rows, lengths in (cases[name] for name in self.arguments.length_rows):
             for path in self.arguments.length_paths:
                 entry: Entry = {"model": shape.name, "rows": rows, "path": path}
                 measure = partial(self._measure_lengths, shape, model, need, lengths, entry)
@@ -188,6 +199,9 @@ class Bench:
                 )
             caches = padded_caches(model, lengths, self.dtype, room)
             timed = bare(model, caches, len(lengths), steps, self._deadline())
+        elif entry["path"] == "batch_generator":
+            work = unequal_work(lengths, steps, self.budget, shape.vocab_size)
+            timed = batch_generator(model, work, len(lengths), self._deadline())
         else:
             budget = self.budget if self.tiny else 4 * self.budget
             runner = self._runner_maker(model, shape.vocab_size, entry)()
@@ -279,6 +293,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--batches", nargs="+", type=int, default=[1, 32, 128])
     parser.add_argument("--paths", nargs="+", choices=PATHS, default=list(PATHS))
     parser.add_argument("--length-paths", nargs="+", choices=LENGTH_PATHS, default=list(LENGTH_PATHS))
+    parser.add_argument("--length-rows", nargs="+", choices=LENGTH_ROWS, default=list(LENGTH_ROWS))
     parser.add_argument("--budget", type=int, default=512, help="tokens of a step (x4 where lengths differ)")
     parser.add_argument("--seconds", type=float, default=450.0, help="no part starts after so many")
     parser.add_argument("--part-seconds", type=float, default=20.0, help="a timed loop is cut there")
