@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing
+from typing import Any, TypeVar
 
 import anyio
 from fastapi import Request as HTTPRequest
@@ -21,6 +22,8 @@ from chairlift.server.errors import CLIENT_CLOSED_REQUEST, APIError, from_engine
 from chairlift.server.payload import PayloadResponse, dump
 
 logger = logging.getLogger("chairlift.server")
+
+T = TypeVar("T")
 
 
 def frame(payload: Payload) -> bytes:
@@ -79,14 +82,21 @@ async def collect(handles: Sequence[RequestHandle]) -> list[Answer]:
 async def whole_response(
     http: HTTPRequest, handles: Sequence[RequestHandle], encoder: Encoder, headers: Mapping[str, str]
 ) -> Response:
-    """Wait for the answer and for the client's leaving at once; the first to come decides."""
-    answering = asyncio.create_task(collect(handles))
+    answers = await unless_gone(http, handles, collect(handles))
+    if answers is None:
+        return Response(status_code=CLIENT_CLOSED_REQUEST)
+    return PayloadResponse(encoder.whole(answers), headers=headers)
+
+
+async def unless_gone(
+    http: HTTPRequest, handles: Sequence[RequestHandle], collecting: Coroutine[Any, Any, T]
+) -> T | None:
+    """Wait for the answer and for the client's leaving at once; the first to come decides. None: it left."""
+    answering = asyncio.create_task(collecting)
     leaving = asyncio.create_task(_disconnect(http))
     try:
         await asyncio.wait((answering, leaving), return_when=asyncio.FIRST_COMPLETED)
-        if not answering.done():
-            return Response(status_code=CLIENT_CLOSED_REQUEST)
-        return PayloadResponse(encoder.whole(answering.result()), headers=headers)
+        return answering.result() if answering.done() else None
     finally:
         for handle in handles:
             handle.cancel()
@@ -129,18 +139,22 @@ async def chunks(handles: Sequence[RequestHandle], encoder: Encoder) -> AsyncGen
 
 
 class EventStream(EventSourceResponse):
-    """A stream that owns its requests: however it ends, they end with it."""
+    """A stream that owns its requests: however it ends, they end with it.
+
+    Args:
+        frames: server-sent events, as bytes. A generator that fails says so in its own last event.
+        ping: what is sent after every `ping_s` seconds.
+    """
 
     def __init__(
         self,
         handles: Sequence[RequestHandle],
-        encoder: Encoder,
+        frames: AsyncGenerator[bytes],
         headers: Mapping[str, str],
         ping_s: float,
+        ping: Callable[[], ServerSentEvent] | None = None,
     ) -> None:
-        super().__init__(
-            chunks(handles, encoder), headers=headers, sep="\n", ping=ping_s, ping_message_factory=_ping
-        )
+        super().__init__(frames, headers=headers, sep="\n", ping=ping_s, ping_message_factory=ping or _ping)
         self._handles = tuple(handles)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

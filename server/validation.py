@@ -55,6 +55,11 @@ def parse_chat(
 ) -> ParsedChat:
     """Raises: APIError with 4xx."""
     wire = parse(raw, ChatRequest, CHAT, settings.max_json_depth)
+    return check_chat(wire, tokenizer, info, takes_images=takes_images)
+
+
+def check_chat(wire: ChatRequest, tokenizer: Tokenizer, info: ModelInfo, *, takes_images: bool) -> ParsedChat:
+    """Raises: APIError with 4xx."""
     _check_common(wire, info)
     if not wire.messages:
         raise invalid("messages must hold at least one message.", "messages", "invalid_value")

@@ -6,6 +6,7 @@ import asyncio
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 
 from fastapi import Request as HTTPRequest
 from starlette.responses import Response
@@ -18,8 +19,8 @@ from chairlift.server.context import Context, context_of
 from chairlift.server.encoders import Encoder, Envelope
 from chairlift.server.errors import invalid
 from chairlift.server.logprobs import TokenTexts
-from chairlift.server.streaming import EventStream, whole_response
-from chairlift.server.validation import Prepared
+from chairlift.server.streaming import EventStream, chunks, whole_response
+from chairlift.server.validation import ParsedChat, Prepared, prepare_chat
 
 Prepare = Callable[[bytes, str, Context], Awaitable[Prepared]]
 """From a body and the answer's id. What takes time of the processor is done in threads, however short the
@@ -43,8 +44,30 @@ async def answer(
     headers = {"X-Request-Id": request_id}
     handles = submit(engine, prepared.requests, prompt_param)
     if prepared.stream:
-        return EventStream(handles, encoder, headers, settings.ping_s)
+        return EventStream(handles, chunks(handles, encoder), headers, settings.ping_s)
     return await whole_response(http, handles, encoder, headers)
+
+
+async def prepare_conversation(chat: ParsedChat, request_id: str, context: Context) -> Prepared:
+    """Reads its images, then renders it. Raises: APIError with 4xx."""
+    engine = context.engine
+    prepare = partial(
+        prepare_chat,
+        chat,
+        request_id=request_id,
+        tokenizer=engine.tokenizer,
+        processor=engine.processor,
+        settings=context.settings,
+    )
+    if not chat.images:
+        return await asyncio.to_thread(prepare, ())
+    files = await context.images.read(chat.images)
+    async with context.images.turn:
+        prepared = await asyncio.to_thread(prepare, await context.images.decode(chat.images, files))
+    for request in prepared.requests:
+        if request.media is not None:
+            context.images.budget.take(request.media)
+    return prepared
 
 
 def submit(engine: Engine, requests: Sequence[Request], prompt_param: str) -> list[RequestHandle]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from functools import partial
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
@@ -11,8 +10,8 @@ from starlette.responses import Response
 from chairlift.server.context import Context
 from chairlift.server.encoders import ChatEncoder, Envelope
 from chairlift.server.logprobs import TokenTexts
-from chairlift.server.routes.answer import answer
-from chairlift.server.validation import Prepared, parse_chat, prepare_chat
+from chairlift.server.routes.answer import answer, prepare_conversation
+from chairlift.server.validation import Prepared, parse_chat
 
 router = APIRouter()
 
@@ -23,28 +22,12 @@ def _encoder(envelope: Envelope, texts: TokenTexts, prepared: Prepared) -> ChatE
 
 
 async def _prepare(raw: bytes, request_id: str, context: Context) -> Prepared:
-    engine, settings = context.engine, context.settings
+    engine = context.engine
     takes_images = engine.processor is not None
     chat = await asyncio.to_thread(
-        parse_chat, raw, engine.tokenizer, engine.info, settings, takes_images=takes_images
+        parse_chat, raw, engine.tokenizer, engine.info, context.settings, takes_images=takes_images
     )
-    prepare = partial(
-        prepare_chat,
-        chat,
-        request_id=request_id,
-        tokenizer=engine.tokenizer,
-        processor=engine.processor,
-        settings=settings,
-    )
-    if not chat.images:
-        return await asyncio.to_thread(prepare, ())
-    files = await context.images.read(chat.images)
-    async with context.images.turn:
-        prepared = await asyncio.to_thread(prepare, await context.images.decode(chat.images, files))
-    for request in prepared.requests:
-        if request.media is not None:
-            context.images.budget.take(request.media)
-    return prepared
+    return await prepare_conversation(chat, request_id, context)
 
 
 @router.post("/v1/chat/completions")

@@ -12,7 +12,7 @@ import pytest
 
 from chairlift.engine.engine import EngineConfig
 from chairlift.engine.request import Request, SamplingParams
-from chairlift.server.streaming import EventStream, merge
+from chairlift.server.streaming import EventStream, chunks, merge
 from tests.fakes import FakeRunner
 from tests.server.harness import CHAT, COMPLETIONS, JSON, Lift, chat_body, completion_body, lift, on_socket
 
@@ -170,7 +170,7 @@ async def test_a_stream_that_never_starts_is_cancelled_too() -> None:
     async with lift() as server:
         server.runner.close_gate()
         handle = server.engine.submit(Request("one", (97,)))
-        stream = EventStream([handle], encoder=None, headers={}, ping_s=15)  # type: ignore[arg-type]
+        stream = EventStream([handle], chunks([handle], encoder=None), headers={}, ping_s=15)  # type: ignore[arg-type]
 
         async def gone() -> dict[str, str]:
             return {"type": "http.disconnect"}
