@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 from fastapi import Request
@@ -67,10 +67,20 @@ def parse(raw: bytes, wire: type[W], surface: Surface, max_depth: int) -> W:
     Raises:
         APIError: 400, with the first offending field in `param`.
     """
+    return fit(read_object(raw, max_depth), wire, surface)
+
+
+def read_object(raw: bytes, max_depth: int) -> dict[str, object]:
+    """The JSON object in `raw`. Raises: APIError: 400."""
     value = _parse_json(raw)
     if not isinstance(value, dict):
         raise invalid("The request body must be a JSON object.", code="invalid_json")
     check_json(value, max_depth)
+    return value
+
+
+def fit(value: Mapping[str, object], wire: type[W], surface: Surface) -> W:
+    """The wire model of an object that `check_json` has passed; see `parse`."""
     fields = wire.model_fields
     given: dict[str, object] = {}
     for name, content in value.items():
