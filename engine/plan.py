@@ -141,6 +141,10 @@ class Tokenizer(Protocol):
         """Text of the tokens; bytes that are no whole character give U+FFFD."""
         ...
 
+    def token_strings(self, token_ids: list[int]) -> list[str]:
+        """Each token as the vocabulary writes it."""
+        ...
+
     @property
     def has_chat_template(self) -> bool: ...
 

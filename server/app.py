@@ -10,7 +10,7 @@ from chairlift.engine.engine import Engine
 from chairlift.server import errors
 from chairlift.server.context import Context
 from chairlift.server.metrics import ServerMetrics
-from chairlift.server.routes import chat, completions, health, models
+from chairlift.server.routes import chat, completions, health, models, tokenize
 from chairlift.server.routes import metrics as metrics_route
 from chairlift.server.settings import ServerSettings
 
@@ -30,6 +30,6 @@ def create_app(engine: Engine, settings: ServerSettings, metrics: ServerMetrics)
     app.state.context = Context(engine, settings, metrics)
     metrics.watch(engine)
     errors.install(app)
-    for routes in (models, chat, completions, health, metrics_route):
+    for routes in (models, chat, completions, tokenize, health, metrics_route):
         app.include_router(routes.router)
     return app

@@ -70,6 +70,8 @@ def render(
     tokenizer: Tokenizer,
     processor: MediaProcessor | None,
     max_depth: int,
+    *,
+    add_generation_prompt: bool = True,
 ) -> tuple[list[int], PreparedMedia | None]:
     """Token ids of the prompt, and its images for the model.
 
@@ -92,9 +94,11 @@ def render(
     try:
         if processor is None:
             return tokenizer.apply_chat_template(
-                messages, tools=None, add_generation_prompt=True, **kwargs
+                messages, tools=None, add_generation_prompt=add_generation_prompt, **kwargs
             ), None
-        tokens, media = processor.prepare(messages, images, tools=None, add_generation_prompt=True, **kwargs)
+        tokens, media = processor.prepare(
+            messages, images, tools=None, add_generation_prompt=add_generation_prompt, **kwargs
+        )
         return tokens, media if media.digests else None
     except InvalidParameter as error:
         known = error.param.startswith("messages")

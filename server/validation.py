@@ -63,7 +63,7 @@ def check_chat(wire: ChatRequest, tokenizer: Tokenizer, info: ModelInfo, *, take
     _check_common(wire, info)
     if not wire.messages:
         raise invalid("messages must hold at least one message.", "messages", "invalid_value")
-    _check_room(sum(map(characters, wire.messages)), "characters", info, "messages")
+    check_room(sum(map(characters, wire.messages)), "characters", info, "messages")
     if wire.top_logprobs is not None and not wire.logprobs:
         raise invalid("top_logprobs is only allowed when logprobs is true.", "top_logprobs", "invalid_value")
     spelled = "max_tokens"
@@ -146,7 +146,7 @@ def _check_common(wire: Sampled, info: ModelInfo) -> None:
         raise unsupported("stream_options.continuous_usage_stats")
 
 
-def _check_room(size: int, unit: str, info: ModelInfo, param: str) -> None:
+def check_room(size: int, unit: str, info: ModelInfo, param: str) -> None:
     """What is far too long is refused before anything is made of it; the engine does the exact count."""
     if size > info.context_length * (MOST_CHARACTERS if unit == "characters" else 1):
         raise invalid(
@@ -172,7 +172,7 @@ def _sampling(
     default = SamplingParams()
     stop = () if wire.stop is None else wire.stop
     stop_token_ids = tuple(wire.stop_token_ids or ())
-    _check_vocabulary(stop_token_ids, tokenizer, "stop_token_ids")
+    check_vocabulary(stop_token_ids, tokenizer, "stop_token_ids")
     try:
         return SamplingParams(
             max_tokens=max_tokens,
@@ -191,7 +191,7 @@ def _sampling(
         raise invalid(error.message.replace(error.param, name, 1), name, "invalid_value") from None
 
 
-def _check_vocabulary(token_ids: tuple[int, ...], tokenizer: Tokenizer, param: str) -> None:
+def check_vocabulary(token_ids: tuple[int, ...], tokenizer: Tokenizer, param: str) -> None:
     size = tokenizer.vocab_size
     if token_ids and (min(token_ids) < 0 or max(token_ids) >= size):
         at, token = next((at, token) for at, token in enumerate(token_ids) if not 0 <= token < size)
@@ -217,15 +217,15 @@ def _prompts(
         if not prompt:
             raise invalid(f"{param} is empty: it must hold at least one token.", param, "invalid_value")
         if isinstance(prompt, str):
-            _check_room(len(prompt), "characters", info, param)
+            check_room(len(prompt), "characters", info, param)
             tokens = tuple(tokenizer.encode(prompt))
             if not tokens:
                 raise invalid(f"{param} makes no token.", param, "invalid_value")
             result.append((tokens, prompt))
         else:
             assert isinstance(prompt, list)
-            _check_room(len(prompt), "tokens", info, param)
+            check_room(len(prompt), "tokens", info, param)
             tokens = tuple(prompt)
-            _check_vocabulary(tokens, tokenizer, param)
+            check_vocabulary(tokens, tokenizer, param)
             result.append((tokens, None))
     return result

@@ -57,6 +57,9 @@ class FakeTokenizer:
                 parts += SPECIALS[token].encode()
         return parts.decode(errors="replace")
 
+    def token_strings(self, token_ids: list[int]) -> list[str]:
+        return [SPECIALS.get(token, chr(token)) for token in token_ids]
+
     def apply_chat_template(
         self,
         messages: list[dict[str, object]],

@@ -110,6 +110,12 @@ class HFTokenizer:
             )
         return text
 
+    def token_strings(self, token_ids: list[int]) -> list[str]:
+        """Each token as the vocabulary writes it (`Ġthe`); an id without a token is an empty string."""
+        with self._decoding:
+            strings = self._decoder.convert_ids_to_tokens(token_ids)
+        return [string or "" for string in strings]
+
     @property
     def has_chat_template(self) -> bool:
         return self._has_chat_template

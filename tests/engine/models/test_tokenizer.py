@@ -55,6 +55,12 @@ def test_encode_and_decode(tokenizer: HFTokenizer) -> None:
     assert tokenizer.vocab_size == len(byte_level("llama-bpe").tokens)
 
 
+def test_strings_of_the_vocabulary(tokenizer: HFTokenizer) -> None:
+    ids = tokenizer.encode("12 the")
+    assert tokenizer.token_strings(ids) == ["<|endoftext|>", "12", "Ġthe"]
+    assert tokenizer.token_strings([10**6]) == [""]
+
+
 def test_half_a_character_is_a_replacement(tokenizer: HFTokenizer) -> None:
     ids = tokenizer.encode("🧗", add_special_tokens=False)
     assert len(ids) == 4

@@ -1,0 +1,41 @@
+"""`POST /tokenize` and `POST /detokenize`, as they come in. Source: vLLM's documentation, Tokenizer API."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+
+from chairlift.server.wire.base import Count, Wire
+from chairlift.server.wire.chat import Message
+from chairlift.server.wire.parameters import Surface
+
+
+class TokenizeRequest(Wire):
+    """Either `prompt` or `messages`."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[Message] | None = None
+    add_special_tokens: bool | None = None
+    """Default: true for a prompt, false for messages, whose template writes them."""
+    add_generation_prompt: bool | None = None
+    """Of messages; default true."""
+    chat_template_kwargs: dict[str, object] | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeRequest(Wire):
+    model: str | None = None
+    tokens: list[Count]
+
+
+TOKENIZE = Surface(
+    MappingProxyType(
+        {
+            "chat_template": (),
+            "continue_final_message": (False,),
+            "mm_processor_kwargs": ({},),
+            "tools": ([],),
+        }
+    )
+)
+DETOKENIZE = Surface(MappingProxyType({}))
