@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from chairlift.engine.errors import EngineError
@@ -49,6 +49,9 @@ class TextDelta:
     token_ids: tuple[int, ...]
     text: str
     logprobs: tuple[TokenLogprob, ...] = ()
+    lengths: tuple[int, ...] = field(default=(), compare=False)
+    """Characters of `text` that each of the tokens completed, so that joined deltas can be told apart again;
+    empty where nobody counted."""
 
 
 @dataclass(frozen=True, slots=True)

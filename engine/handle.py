@@ -58,7 +58,12 @@ class Mailbox:
             await self._news.wait()
 
     def _take_delta(self) -> TextDelta:
-        delta = TextDelta(tuple(self._tokens), "".join(self._texts), tuple(self._logprobs))
+        delta = TextDelta(
+            tuple(self._tokens),
+            "".join(self._texts),
+            tuple(self._logprobs),
+            tuple(map(len, self._texts)),
+        )
         self._tokens, self._texts, self._logprobs = [], [], []
         return delta
 

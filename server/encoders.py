@@ -1,4 +1,4 @@
-"""From the engine's events to the payloads of one surface: the chunks of a stream, or one whole answer.
+"""From output events to the payloads of one surface: the chunks of a stream, or one whole answer.
 
 Sources: OpenAI's API reference, Chat Completions and Completions (objects and streaming).
 """
@@ -6,11 +6,20 @@ Sources: OpenAI's API reference, Chat Completions and Completions (objects and s
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
-from chairlift.engine.events import Finished, FinishReason, TextDelta, TokenLogprob, Usage
-from chairlift.server.errors import APIError
+from chairlift.engine.output.events import (
+    ContentDelta,
+    OutputEnd,
+    OutputEvent,
+    ReasoningDelta,
+    RefusalDelta,
+    ToolCallArguments,
+    ToolCallEnd,
+    ToolCallStart,
+)
+from chairlift.engine.output.stream import ToolCall, WholeAnswer
 from chairlift.server.logprobs import TokenTexts, chat_logprobs, completion_logprobs
 
 Payload = dict[str, object]
@@ -36,32 +45,6 @@ class Envelope:
         }
 
 
-@dataclass(slots=True)
-class Answer:
-    """One choice, put together from its events."""
-
-    texts: list[str] = field(default_factory=list)
-    logprobs: list[TokenLogprob] = field(default_factory=list)
-    finished: Finished | None = None
-
-    def add(self, event: TextDelta | Finished) -> None:
-        if isinstance(event, Finished):
-            self.finished = event
-        else:
-            self.texts.append(event.text)
-            self.logprobs.extend(event.logprobs)
-
-    @property
-    def text(self) -> str:
-        return "".join(self.texts)
-
-    @property
-    def end(self) -> Finished:
-        if self.finished is None:
-            raise APIError(500, "The answer broke off.", kind="server_error", code="engine_error")
-        return self.finished
-
-
 class Encoder(Protocol):
     """Writes one answer of one or more choices. Indexes are those of the choices."""
 
@@ -69,34 +52,28 @@ class Encoder(Protocol):
         """Chunks sent at once, before the first token."""
         ...
 
-    def delta(self, index: int, event: TextDelta) -> Payload | None:
+    def delta(self, index: int, event: OutputEvent) -> Payload | None:
         """None where the event has nothing to show yet."""
         ...
 
-    def closing(self, index: int, event: Finished) -> Payload: ...
+    def closing(self, index: int, end: OutputEnd) -> Payload: ...
 
-    def usage(self, usages: Sequence[Usage]) -> Payload | None:
+    def usage(self, ends: Sequence[OutputEnd]) -> Payload | None:
         """The last chunk; None unless asked for."""
         ...
 
-    def whole(self, answers: Sequence[Answer]) -> Payload: ...
+    def whole(self, answers: Sequence[WholeAnswer]) -> Payload: ...
 
 
-def finish_reason(event: Finished) -> str:
-    """Raises: APIError where the answer did not end by itself."""
-    if event.reason in (FinishReason.STOP, FinishReason.LENGTH):
-        return event.reason.value
-    raise APIError(500, "The answer was cancelled.", kind="server_error", code="cancelled")
-
-
-def usage_payload(usages: Sequence[Usage]) -> Payload:
-    prompt = sum(usage.prompt_tokens for usage in usages)
-    completion = sum(usage.completion_tokens for usage in usages)
+def usage_payload(ends: Sequence[OutputEnd]) -> Payload:
+    prompt = sum(end.usage.prompt_tokens for end in ends)
+    completion = sum(end.usage.completion_tokens for end in ends)
     return {
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
-        "prompt_tokens_details": {"cached_tokens": sum(usage.cached_tokens for usage in usages)},
+        "prompt_tokens_details": {"cached_tokens": sum(end.usage.cached_tokens for end in ends)},
+        "completion_tokens_details": {"reasoning_tokens": sum(end.reasoning_tokens for end in ends)},
     }
 
 
@@ -123,36 +100,75 @@ class ChatEncoder:
     def opening(self) -> Iterable[Payload]:
         yield self._chunk([self._choice(0, {"role": "assistant", "content": ""})])
 
-    def delta(self, index: int, event: TextDelta) -> Payload | None:
-        shows_logprobs = self._logprobs and bool(event.logprobs)
-        if not event.text and not shows_logprobs:
-            return None
-        logprobs = chat_logprobs(event.logprobs, self._texts) if shows_logprobs else None
-        return self._chunk([self._choice(index, {"content": event.text}, logprobs)])
+    def delta(self, index: int, event: OutputEvent) -> Payload | None:
+        logprobs = None
+        match event:
+            case ContentDelta():
+                if self._logprobs and event.logprobs:
+                    logprobs = chat_logprobs(event.logprobs, self._texts)
+                elif not event.text:
+                    return None
+                delta: Payload = {"content": event.text}
+            case ReasoningDelta():
+                delta = {"reasoning_content": event.text}
+            case RefusalDelta():
+                delta = {"refusal": event.text}
+            case ToolCallStart():
+                call: Payload = {"index": event.index, "id": event.id, "type": "function"}
+                delta = {"tool_calls": [{**call, "function": {"name": event.name, "arguments": ""}}]}
+            case ToolCallArguments():
+                delta = {"tool_calls": [{"index": event.index, "function": {"arguments": event.text}}]}
+            case ToolCallEnd():
+                return None
+        return self._chunk([self._choice(index, delta, logprobs)])
 
-    def closing(self, index: int, event: Finished) -> Payload:
-        return self._chunk([self._choice(index, {}, None, finish_reason(event))])
+    def closing(self, index: int, end: OutputEnd) -> Payload:
+        return self._chunk([self._choice(index, {}, None, end.reason.value)])
 
-    def usage(self, usages: Sequence[Usage]) -> Payload | None:
-        return {**self._chunk([]), "usage": usage_payload(usages)} if self._include_usage else None
+    def usage(self, ends: Sequence[OutputEnd]) -> Payload | None:
+        return {**self._chunk([]), "usage": usage_payload(ends)} if self._include_usage else None
 
-    def whole(self, answers: Sequence[Answer]) -> Payload:
+    def whole(self, answers: Sequence[WholeAnswer]) -> Payload:
         choices: list[Payload] = [
             {
                 "index": index,
-                "message": {"role": "assistant", "content": answer.text, "refusal": None},
+                "message": _message(answer),
                 "logprobs": chat_logprobs(answer.logprobs, self._texts) if self._logprobs else None,
-                "finish_reason": finish_reason(answer.end),
+                "finish_reason": answer.end.reason.value,
             }
             for index, answer in enumerate(answers)
         ]
         payload = self._envelope.payload("chat.completion", choices)
-        payload["usage"] = usage_payload([answer.end.usage for answer in answers])
+        payload["usage"] = usage_payload([answer.end for answer in answers])
         return payload
 
 
+def _message(answer: WholeAnswer) -> Payload:
+    """`content` is null where the answer is nothing but calls or a refusal, as OpenAI's is."""
+    silent = bool(answer.tool_calls or answer.refusal)
+    message: Payload = {
+        "role": "assistant",
+        "content": answer.content or (None if silent else ""),
+        "refusal": answer.refusal or None,
+    }
+    if answer.reasoning:
+        message["reasoning_content"] = answer.reasoning
+    if answer.tool_calls:
+        message["tool_calls"] = [_tool_call(call) for call in answer.tool_calls]
+    return message
+
+
+def _tool_call(call: ToolCall) -> Payload:
+    return {
+        "id": call.id,
+        "type": "function",
+        "function": {"name": call.name, "arguments": call.arguments},
+    }
+
+
 class CompletionEncoder:
-    """A choice a prompt; `text_completion`, streamed or not. `echoes`: how each choice's text begins."""
+    """A choice a prompt; `text_completion`, streamed or not. Content only: its answers are read by a
+    `PlainParser`. `echoes`: how each choice's text begins."""
 
     def __init__(
         self,
@@ -185,7 +201,9 @@ class CompletionEncoder:
         for index, echo in enumerate(self._echoes):
             yield self._chunk([self._choice(index, echo)])
 
-    def delta(self, index: int, event: TextDelta) -> Payload | None:
+    def delta(self, index: int, event: OutputEvent) -> Payload | None:
+        if not isinstance(event, ContentDelta):
+            return None
         shows_logprobs = self._logprobs and bool(event.logprobs)
         if not event.text and not shows_logprobs:
             return None
@@ -196,18 +214,18 @@ class CompletionEncoder:
             )
         return self._chunk([self._choice(index, event.text, logprobs)])
 
-    def closing(self, index: int, event: Finished) -> Payload:
-        return self._chunk([self._choice(index, "", None, finish_reason(event))])
+    def closing(self, index: int, end: OutputEnd) -> Payload:
+        return self._chunk([self._choice(index, "", None, end.reason.value)])
 
-    def usage(self, usages: Sequence[Usage]) -> Payload | None:
-        return {**self._chunk([]), "usage": usage_payload(usages)} if self._include_usage else None
+    def usage(self, ends: Sequence[OutputEnd]) -> Payload | None:
+        return {**self._chunk([]), "usage": usage_payload(ends)} if self._include_usage else None
 
-    def whole(self, answers: Sequence[Answer]) -> Payload:
+    def whole(self, answers: Sequence[WholeAnswer]) -> Payload:
         choices: list[Payload] = []
         for index, answer in enumerate(answers):
             echo = self._echoes[index] if self._echoes else ""
             logprobs = completion_logprobs(answer.logprobs, self._texts, 0)[0] if self._logprobs else None
-            choices.append(self._choice(index, echo + answer.text, logprobs, finish_reason(answer.end)))
+            choices.append(self._choice(index, echo + answer.content, logprobs, answer.end.reason.value))
         payload = self._envelope.payload("text_completion", choices)
-        payload["usage"] = usage_payload([answer.end.usage for answer in answers])
+        payload["usage"] = usage_payload([answer.end for answer in answers])
         return payload

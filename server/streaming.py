@@ -1,4 +1,4 @@
-"""From running requests to a response: streamed, or whole. A client that leaves cancels them, either way."""
+"""From parsed answers to a response: streamed, or whole. A client that leaves cancels them, either way."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import anyio
 from fastapi import Request as HTTPRequest
@@ -14,16 +14,22 @@ from sse_starlette import EventSourceResponse, ServerSentEvent
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from chairlift.engine.engine import RequestHandle
 from chairlift.engine.errors import EngineError
-from chairlift.engine.events import Event, Failed, Finished, TextDelta, Usage
-from chairlift.server.encoders import Answer, Encoder, Payload
+from chairlift.engine.output.events import OutputEnd, OutputEvent
+from chairlift.engine.output.stream import ParsedStream, WholeAnswer
+from chairlift.server.encoders import Encoder, Payload
 from chairlift.server.errors import CLIENT_CLOSED_REQUEST, APIError, from_engine, internal_error
 from chairlift.server.payload import PayloadResponse, dump
 
 logger = logging.getLogger("chairlift.server")
 
 T = TypeVar("T")
+
+
+class Cancellable(Protocol):
+    """A running request: a `RequestHandle` or the `ParsedStream` of one."""
+
+    def cancel(self) -> None: ...
 
 
 def frame(payload: Payload) -> bytes:
@@ -38,17 +44,19 @@ def error_frame(error: APIError) -> bytes:
 DONE = b"data: [DONE]\n\n"
 
 
-async def merge(handles: Sequence[RequestHandle]) -> AsyncGenerator[tuple[int, Event]]:
-    """The events of all handles as they come, each with its handle's index.
+async def merge(streams: Sequence[ParsedStream]) -> AsyncGenerator[tuple[int, OutputEvent | OutputEnd]]:
+    """The events of all streams as they come, each with its stream's index.
 
-    A handle is asked for its next event only after the one before was taken, so a slow reader lets the
+    A stream is asked for its next event only after the one before was taken, so a slow reader lets the
     handle join its deltas instead of piling them up here.
+
+    Raises: EngineError as soon as one of them fails.
     """
-    if len(handles) == 1:
-        async for event in handles[0]:
+    if len(streams) == 1:
+        async for event in streams[0]:
             yield 0, event
         return
-    waiting = {asyncio.ensure_future(anext(handle)): index for index, handle in enumerate(handles)}
+    waiting = {asyncio.ensure_future(anext(stream)): index for index, stream in enumerate(streams)}
     try:
         while waiting:
             done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
@@ -58,38 +66,32 @@ async def merge(handles: Sequence[RequestHandle]) -> AsyncGenerator[tuple[int, E
                 except StopAsyncIteration:
                     continue
                 yield index, event
-                waiting[asyncio.ensure_future(anext(handles[index]))] = index
+                waiting[asyncio.ensure_future(anext(streams[index]))] = index
     finally:
         for task in waiting:
             task.cancel()
 
 
-def _refuse_failure(event: Event) -> TextDelta | Finished:
-    if isinstance(event, Failed):
-        raise event.error
-    return event
-
-
-async def collect(handles: Sequence[RequestHandle]) -> list[Answer]:
+async def collect(streams: Sequence[ParsedStream]) -> list[WholeAnswer]:
     """Raises: EngineError as soon as one of them fails."""
-    answers = [Answer() for _ in handles]
-    async with aclosing(merge(handles)) as events:
+    answers = [WholeAnswer() for _ in streams]
+    async with aclosing(merge(streams)) as events:
         async for index, event in events:
-            answers[index].add(_refuse_failure(event))
+            answers[index].add(event)
     return answers
 
 
 async def whole_response(
-    http: HTTPRequest, handles: Sequence[RequestHandle], encoder: Encoder, headers: Mapping[str, str]
+    http: HTTPRequest, streams: Sequence[ParsedStream], encoder: Encoder, headers: Mapping[str, str]
 ) -> Response:
-    answers = await unless_gone(http, handles, collect(handles))
+    answers = await unless_gone(http, streams, collect(streams))
     if answers is None:
         return Response(status_code=CLIENT_CLOSED_REQUEST)
     return PayloadResponse(encoder.whole(answers), headers=headers)
 
 
 async def unless_gone(
-    http: HTTPRequest, handles: Sequence[RequestHandle], collecting: Coroutine[Any, Any, T]
+    http: HTTPRequest, answers: Sequence[Cancellable], collecting: Coroutine[Any, Any, T]
 ) -> T | None:
     """Wait for the answer and for the client's leaving at once; the first to come decides. None: it left."""
     answering = asyncio.create_task(collecting)
@@ -98,8 +100,8 @@ async def unless_gone(
         await asyncio.wait((answering, leaving), return_when=asyncio.FIRST_COMPLETED)
         return answering.result() if answering.done() else None
     finally:
-        for handle in handles:
-            handle.cancel()
+        for answer in answers:
+            answer.cancel()
         answering.cancel()
         leaving.cancel()
 
@@ -109,24 +111,21 @@ async def _disconnect(http: HTTPRequest) -> None:
         pass
 
 
-async def chunks(handles: Sequence[RequestHandle], encoder: Encoder) -> AsyncGenerator[bytes]:
+async def chunks(streams: Sequence[ParsedStream], encoder: Encoder) -> AsyncGenerator[bytes]:
     """Server-sent events to the end. A failure after the first byte cannot change the status any more: it is
     an `error` event, and no `[DONE]` follows, so that nobody takes the answer for a whole one."""
     try:
         for payload in encoder.opening():
             yield frame(payload)
-        usages: list[Usage] = []
-        async with aclosing(merge(handles)) as events:
+        ends: list[OutputEnd] = []
+        async with aclosing(merge(streams)) as events:
             async for index, event in events:
-                event = _refuse_failure(event)
-                if isinstance(event, Finished):
-                    usages.append(event.usage)
+                if isinstance(event, OutputEnd):
+                    ends.append(event)
                     yield frame(encoder.closing(index, event))
                 elif (chunk := encoder.delta(index, event)) is not None:
                     yield frame(chunk)
-        if len(usages) < len(handles):
-            raise internal_error()
-        if (last := encoder.usage(usages)) is not None:
+        if (last := encoder.usage(ends)) is not None:
             yield frame(last)
         yield DONE
     except APIError as error:
@@ -148,22 +147,22 @@ class EventStream(EventSourceResponse):
 
     def __init__(
         self,
-        handles: Sequence[RequestHandle],
+        answers: Sequence[Cancellable],
         frames: AsyncGenerator[bytes],
         headers: Mapping[str, str],
         ping_s: float,
         ping: Callable[[], ServerSentEvent] | None = None,
     ) -> None:
         super().__init__(frames, headers=headers, sep="\n", ping=ping_s, ping_message_factory=ping or _ping)
-        self._handles = tuple(handles)
+        self._answers = tuple(answers)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await super().__call__(scope, receive, send)
         finally:
             # Not left to the generator: a client that is gone before its first chunk never starts it.
-            for handle in self._handles:
-                handle.cancel()
+            for answer in self._answers:
+                answer.cancel()
 
     async def _listen_for_exit_signal_with_grace(self) -> None:
         """Upstream polls every 0.5 s, for ever once a stream was served, whether uvicorn was told to exit,

@@ -6,11 +6,13 @@ the first two a chat's images are read, which waits for others.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from chairlift.engine.errors import InvalidParameter
 from chairlift.engine.media import ImageInput, MediaProcessor
+from chairlift.engine.output.events import OutputParser
+from chairlift.engine.output.plain import PlainParser
 from chairlift.engine.plan import ModelInfo, Tokenizer
 from chairlift.engine.request import Request, SamplingParams
 from chairlift.server.body import parse
@@ -39,6 +41,8 @@ class Prepared:
     include_usage: bool
     echoes: tuple[str, ...] = ()
     """What each choice's text begins with; empty unless `echo`."""
+    make_parser: Callable[[], OutputParser] = PlainParser
+    """Of an answer; each has a parser of its own."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from starlette.responses import Response
 
 from chairlift.engine.engine import Engine, RequestHandle
 from chairlift.engine.errors import ContextLengthExceeded
+from chairlift.engine.output.stream import parsed
 from chairlift.engine.request import Request
 from chairlift.server.body import read_body
 from chairlift.server.context import Context, context_of
@@ -43,9 +44,10 @@ async def answer(
     encoder = make_encoder(envelope, texts, prepared)
     headers = {"X-Request-Id": request_id}
     handles = submit(engine, prepared.requests, prompt_param)
+    streams = [parsed(handle, prepared.make_parser()) for handle in handles]
     if prepared.stream:
-        return EventStream(handles, chunks(handles, encoder), headers, settings.ping_s)
-    return await whole_response(http, handles, encoder, headers)
+        return EventStream(streams, chunks(streams, encoder), headers, settings.ping_s)
+    return await whole_response(http, streams, encoder, headers)
 
 
 async def prepare_conversation(chat: ParsedChat, request_id: str, context: Context) -> Prepared:

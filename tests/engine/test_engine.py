@@ -328,6 +328,15 @@ class TestSlowReader:
             Finished(FinishReason.LENGTH, Usage(6, 8)),
         ]
 
+    async def test_merged_deltas_can_be_told_apart(self) -> None:
+        runner = FakeRunner(answering("aé"))
+        async with started(runner) as engine:
+            handle = engine.submit(request(max_tokens=3))
+            await settled(engine)
+            merged = (await events(handle))[0]
+        assert isinstance(merged, TextDelta)
+        assert (merged.text, merged.lengths) == ("aé", (1, 0, 1))
+
 
 class TestIdleness:
     async def test_an_idle_engine_does_no_steps(self) -> None:

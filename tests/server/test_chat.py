@@ -60,6 +60,7 @@ async def test_usage_comes_in_a_last_chunk_when_asked_for() -> None:
         "completion_tokens": 4,
         "total_tokens": HI + 4,
         "prompt_tokens_details": {"cached_tokens": 0},
+        "completion_tokens_details": {"reasoning_tokens": 0},
     }
     ChatCompletionChunk.model_validate(chunks[-1], strict=True)
     assert all("usage" not in chunk for chunk in without)

@@ -60,6 +60,7 @@ async def test_every_form_of_prompt(prompt: object, texts: list[str], prompt_tok
         "completion_tokens": 2 * len(texts),
         "total_tokens": prompt_tokens + 2 * len(texts),
         "prompt_tokens_details": {"cached_tokens": 0},
+        "completion_tokens_details": {"reasoning_tokens": 0},
     }
     assert whole["usage"] == chunks[-1]["usage"] == usage
     assert [joined(chunks, index) for index in range(len(texts))] == texts

@@ -11,6 +11,8 @@ import httpx
 import pytest
 
 from chairlift.engine.engine import EngineConfig
+from chairlift.engine.output.plain import PlainParser
+from chairlift.engine.output.stream import parsed
 from chairlift.engine.request import Request, SamplingParams
 from chairlift.server.streaming import EventStream, chunks, merge
 from tests.fakes import FakeRunner
@@ -170,7 +172,8 @@ async def test_a_stream_that_never_starts_is_cancelled_too() -> None:
     async with lift() as server:
         server.runner.close_gate()
         handle = server.engine.submit(Request("one", (97,)))
-        stream = EventStream([handle], chunks([handle], encoder=None), headers={}, ping_s=15)  # type: ignore[arg-type]
+        answers = [parsed(handle, PlainParser())]
+        stream = EventStream(answers, chunks(answers, encoder=None), headers={}, ping_s=15)  # type: ignore[arg-type]
 
         async def gone() -> dict[str, str]:
             return {"type": "http.disconnect"}
@@ -199,7 +202,7 @@ async def test_merge_takes_no_event_ahead_of_its_reader() -> None:
     async with lift(FakeRunner()) as server:
         sampling = SamplingParams(max_tokens=50, temperature=0)
         handles = [server.engine.submit(Request(str(i), (97 + i,), sampling)) for i in range(2)]
-        events = merge(handles)
+        events = merge([parsed(handle, PlainParser()) for handle in handles])
         await anext(events)
         await server.until_idle()
         rest = [event async for event in events]

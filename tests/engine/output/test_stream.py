@@ -1,0 +1,109 @@
+"""A request's events parsed as they come, and put together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from chairlift.engine.errors import EngineError, StepFailed
+from chairlift.engine.events import Event, Failed, Finished, FinishReason, TextDelta, TokenLogprob, Usage
+from chairlift.engine.output.events import (
+    ContentDelta,
+    EndReason,
+    OutputEnd,
+    ReasoningDelta,
+    RefusalDelta,
+    ToolCallArguments,
+    ToolCallEnd,
+    ToolCallStart,
+)
+from chairlift.engine.output.plain import PlainParser
+from chairlift.engine.output.stream import AnswerBroken, ToolCall, WholeAnswer, parsed, whole
+
+USAGE = Usage(3, 2)
+
+
+class Replay:
+    """A handle whose events are known."""
+
+    def __init__(self, events: Sequence[Event]) -> None:
+        self._events = iter(events)
+        self.cancelled = False
+
+    async def __anext__(self) -> Event:
+        for event in self._events:
+            return event
+        raise StopAsyncIteration
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+
+async def test_plain_text_is_content() -> None:
+    logprob = TokenLogprob(2, -1.0)
+    handle = Replay(
+        [
+            TextDelta((1,), "a"),
+            TextDelta((3,), ""),
+            TextDelta((2,), "b", (logprob,)),
+            Finished(FinishReason.STOP, USAGE, 7),
+        ]
+    )
+    assert [event async for event in parsed(handle, PlainParser())] == [
+        ContentDelta("a"),
+        ContentDelta("b", (logprob,)),
+        OutputEnd(EndReason.STOP, USAGE, 7),
+    ]
+
+
+async def test_length_is_told() -> None:
+    answer = await whole(parsed(Replay([Finished(FinishReason.LENGTH, USAGE)]), PlainParser()))
+    assert (answer.content, answer.end) == ("", OutputEnd(EndReason.LENGTH, USAGE))
+
+
+@pytest.mark.parametrize(
+    ("last", "error"),
+    [
+        (Failed(StepFailed("It failed."), USAGE), StepFailed),
+        (Finished(FinishReason.ABORT, USAGE), AnswerBroken),
+        (None, AnswerBroken),
+    ],
+)
+async def test_what_is_no_answer_raises(last: Event | None, error: type[EngineError]) -> None:
+    stream = parsed(Replay([TextDelta((1,), "a"), *([] if last is None else [last])]), PlainParser())
+    assert await anext(stream) == ContentDelta("a")
+    with pytest.raises(error):
+        await anext(stream)
+
+
+async def test_cancelling_a_stream_cancels_its_request() -> None:
+    handle = Replay([])
+    parsed(handle, PlainParser()).cancel()
+    assert handle.cancelled
+
+
+def test_a_whole_answer() -> None:
+    answer = WholeAnswer()
+    end = OutputEnd(EndReason.TOOL_CALLS, USAGE, reasoning_tokens=1)
+    for event in (
+        ReasoningDelta("h"),
+        ReasoningDelta("m"),
+        ContentDelta("o", (TokenLogprob(1, -1.0),)),
+        ContentDelta("k"),
+        RefusalDelta("no"),
+        ToolCallStart(0, "c0", "f"),
+        ToolCallArguments(0, '{"a"'),
+        ToolCallArguments(0, ": 1}"),
+        ToolCallEnd(0),
+        ToolCallStart(1, "c1", "g"),
+        ToolCallArguments(1, "{"),
+    ):
+        answer.add(event)
+    with pytest.raises(AnswerBroken):
+        _ = answer.end
+    answer.add(end)
+    assert (answer.reasoning, answer.content, answer.refusal) == ("hm", "ok", "no")
+    assert answer.tool_calls == [ToolCall("c0", "f", '{"a": 1}', True), ToolCall("c1", "g", "{", False)]
+    assert answer.logprobs == [TokenLogprob(1, -1.0)]
+    assert answer.end == end
