@@ -46,6 +46,7 @@ class Flight:
         logprobs: Any = drawn.logprobs.tolist() if drawn.logprobs is not None else None
         tops: Any = drawn.top_tokens.tolist() if drawn.top_tokens is not None else None
         top_logprobs: Any = drawn.top_logprobs.tolist() if drawn.top_logprobs is not None else None
+        scores = {at: index for index, at in enumerate(drawn.scored)}
         samples = {}
         for at, row in enumerate(self.drawing):
             if not valid[at]:
@@ -55,8 +56,9 @@ class Flight:
             if wanted is None:
                 samples[row] = Sample(tokens[at])
                 continue
-            pairs = zip(tops[at][:wanted], top_logprobs[at][:wanted], strict=True) if wanted else ()
-            samples[row] = Sample(tokens[at], logprobs[at], tuple(pairs))
+            score = scores[at]
+            pairs = zip(tops[score][:wanted], top_logprobs[score][:wanted], strict=True) if wanted else ()
+            samples[row] = Sample(tokens[at], logprobs[score], tuple(pairs))
         return samples
 
 

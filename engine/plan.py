@@ -27,6 +27,8 @@ class NewRow:
     """Images of the prompt; their tokens are among the prompt's."""
     prompt: tuple[int, ...] = ()
     """The prompt, where it has images: they are encoded before all of it has come in spans."""
+    known: tuple[int, ...] = ()
+    """Prompt and tokens drawn before, where the sampling counts them."""
 
 
 @dataclass(frozen=True, slots=True)

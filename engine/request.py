@@ -6,6 +6,7 @@ Pure Python: no mlx, no asyncio, no HTTP.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from chairlift.engine.errors import InvalidParameter
@@ -15,6 +16,9 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_LENGTH = 1024
 """Characters of a stop string: what is made of them for the search is made on the event loop."""
 MAX_LOGPROBS = 20
+MAX_BIASES = 1024
+"""Entries of logit_bias."""
+MAX_REPETITION = 100.0
 MAX_SEED = 2**64 - 1
 
 
@@ -36,6 +40,22 @@ class SamplingParams:
     """Keep the k most probable tokens; 0 (or -1, as vLLM spells it) keeps all."""
     min_p: float = 0.0
     """Drop tokens less probable than this share of the most probable one; 0 drops none."""
+    xtc_probability: float = 0.0
+    """How often a draw leaves the most probable tokens out (xtc, "exclude top choices"); never if greedy."""
+    xtc_threshold: float = 0.1
+    """Where xtc strikes, all tokens more probable than this but the least probable of them; at most 0.5."""
+    frequency_penalty: float = 0.0
+    """Taken off a token's logit for each time that it was drawn before; -2 to 2."""
+    presence_penalty: float = 0.0
+    """Taken off the logit of a token that was drawn before; -2 to 2."""
+    repetition_penalty: float = 1.0
+    """The logit of a token of prompt or answer is divided by this where positive, else multiplied."""
+    logit_bias: Mapping[int, float] = field(default_factory=dict, hash=False)
+    """Token: what is added to its logit, -100 to 100."""
+    allowed_token_ids: tuple[int, ...] | None = None
+    """No other token is drawn; None allows all."""
+    min_tokens: int = 0
+    """Before so many tokens are drawn, no token and no stop string ends the answer."""
     seed: int | None = None
     """The same seed, prompt and settings draw the same tokens, alone or in any batch."""
     stop: tuple[str, ...] = ()
@@ -60,6 +80,9 @@ class SamplingParams:
         _number("top_p", self.top_p, least=0, most=1, open_at_least=True)
         _integer("top_k", self.top_k, least=0)
         _number("min_p", self.min_p, least=0, most=1)
+        _number("xtc_probability", self.xtc_probability, least=0, most=1)
+        _number("xtc_threshold", self.xtc_threshold, least=0, most=0.5)
+        self._check_shaping()
         if self.seed is not None:
             _integer("seed", self.seed, least=-(2**63), most=MAX_SEED)
         if len(self.stop) > MAX_STOP_STRINGS:
@@ -81,9 +104,48 @@ class SamplingParams:
         if self.logprobs is not None:
             _integer("logprobs", self.logprobs, least=0, most=MAX_LOGPROBS)
 
+    def _check_shaping(self) -> None:
+        _number("frequency_penalty", self.frequency_penalty, least=-2, most=2)
+        _number("presence_penalty", self.presence_penalty, least=-2, most=2)
+        _number(
+            "repetition_penalty", self.repetition_penalty, least=0, most=MAX_REPETITION, open_at_least=True
+        )
+        if len(self.logit_bias) > MAX_BIASES:
+            raise InvalidParameter(
+                "logit_bias", f"logit_bias holds {len(self.logit_bias)} tokens; at most {MAX_BIASES}."
+            )
+        for token, bias in self.logit_bias.items():
+            _integer("logit_bias", token, least=0)
+            _number("logit_bias", bias, least=-100, most=100)
+        object.__setattr__(self, "logit_bias", dict(self.logit_bias))
+        if self.allowed_token_ids is not None:
+            allowed = tuple(dict.fromkeys(self.allowed_token_ids))
+            for token in allowed:
+                _integer("allowed_token_ids", token, least=0)
+            if not allowed:
+                raise InvalidParameter("allowed_token_ids", "allowed_token_ids must hold at least one token.")
+            object.__setattr__(self, "allowed_token_ids", allowed)
+        _integer("min_tokens", self.min_tokens, least=0)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise InvalidParameter(
+                "min_tokens", f"min_tokens is {self.min_tokens}, more than max_tokens, {self.max_tokens}."
+            )
+
     @property
     def greedy(self) -> bool:
         return self.temperature == 0
+
+    @property
+    def counts_tokens(self) -> bool:
+        """A token's logit depends on whether it came before."""
+        return bool(self.frequency_penalty or self.presence_penalty or self.repetition_penalty != 1)
+
+    @property
+    def shapes_logits(self) -> bool:
+        """The draw is made from other logits than the model's own."""
+        return bool(
+            self.counts_tokens or self.logit_bias or self.min_tokens or self.allowed_token_ids is not None
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ All methods run on the MLX thread.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import mlx.core as mx
@@ -16,7 +16,7 @@ from chairlift.cache.separate import SeparateRows
 from chairlift.cache.step import DecodeStep
 from chairlift.engine.batching import Batching, make_batch
 from chairlift.engine.plan import NewRow
-from chairlift.engine.sampling import Draw
+from chairlift.engine.sampling import Draw, Marks, Shaping
 from chairlift.engine.sight import RowSight
 
 
@@ -37,6 +37,11 @@ class Resident:
     """int32 scalar, not yet in the batch's `pending`: the last token drawn, or a prompt's last token."""
     sight: RowSight | None = None
     """Its images, from when they are first needed."""
+    marks: Marks = Marks()
+    shaping: Shaping | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.shaping = self.marks.shaping(self.spec)
 
     @property
     def delta(self) -> int:
@@ -44,7 +49,7 @@ class Resident:
         return self.sight.delta if self.sight is not None else 0
 
     def draw(self) -> Draw:
-        return Draw(self.spec.sampling, self.key, self.drawn)
+        return Draw(self.spec.sampling, self.key, self.drawn, self.shaping, self.marks.spared)
 
 
 class Residents:

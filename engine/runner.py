@@ -28,7 +28,7 @@ from chairlift.engine.batching import FLAT_STEPS, Batching
 from chairlift.engine.flight import Flight, blame
 from chairlift.engine.plan import RunnerStats, Span, StepPlan, StepResult
 from chairlift.engine.residents import Resident, Residents, state_of
-from chairlift.engine.sampling import row_key, sample
+from chairlift.engine.sampling import Marks, row_key, sample
 from chairlift.engine.sight import RowSight, Sight, SightError
 
 log = logging.getLogger(__name__)
@@ -58,6 +58,7 @@ class MlxRunner:
             tokens that draw. None computes them for all.
         whole_prompts: hold a prompt's chunks back until the last and prefill them in one piece.
         sight: encodes images; None for a model that takes none.
+        marks: tokens that sampling treats apart.
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class MlxRunner:
         split: tuple[Callable[..., mx.array], Callable[[mx.array], mx.array]] | None = None,
         whole_prompts: bool = False,
         sight: Sight | None = None,
+        marks: Marks | None = None,
     ) -> None:
         self.batching = batching
         self._forward = forward
@@ -76,6 +78,7 @@ class MlxRunner:
         self._split = split
         self._whole_prompts = whole_prompts
         self._sight = sight
+        self._marks = marks or Marks()
         self._residents = Residents(batching, make_cache)
         self._last: Flight | None = None
         self._steps = 0
@@ -124,7 +127,9 @@ class MlxRunner:
         for row in plan.release:
             self._residents.rows.pop(row, None)
         for new in plan.admit:
-            self._residents.rows[new.row] = Resident(new, row_key(new.seed), new.drawn, self._make_cache())
+            self._residents.rows[new.row] = Resident(
+                new, row_key(new.seed), new.drawn, self._make_cache(), marks=self._marks
+            )
         if plan.idle:
             self._residents.gather([])
             return None

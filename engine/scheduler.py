@@ -341,7 +341,8 @@ class Scheduler:
             row.timing.admitted = self._clock()
         media = row.request.media if row.unseen else None
         prompt = row.request.prompt_token_ids if media is not None else ()
-        return NewRow(row.id, row.request.sampling, row.seed, row.drawn, media, prompt)
+        known = row.known if row.request.sampling.counts_tokens else ()
+        return NewRow(row.id, row.request.sampling, row.seed, row.drawn, media, prompt, known)
 
     def _launch_span(self, row: Row, tokens: int) -> Span:
         assert row.id is not None

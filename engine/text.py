@@ -95,10 +95,13 @@ class StopStrings:
         self._matched = [0] * len(self._strings)  # length of the longest prefix that ends the text so far
         self._held = ""
 
-    def feed(self, text: str) -> tuple[str, str | None]:
+    def feed(self, text: str, *, passing: bool = False) -> tuple[str, str | None]:
         """(text that is safe to send, the stop string found). After a match nothing more may be fed.
 
         Held back is only the longest end of the text that may still become a stop string.
+
+        Args:
+            passing: a stop string that ends in this text does not count.
         """
         if not self._strings:
             return text, None
@@ -106,7 +109,7 @@ class StopStrings:
         text = self._held + text
         for position in range(start, len(text)):
             found = self._step(text[position])
-            if found is not None:
+            if found is not None and not passing:
                 self._held = ""
                 return text[: position + 1 - len(found)], found
         safe = len(text) - max(self._matched)
@@ -128,7 +131,7 @@ class StopStrings:
             self._matched[index] = matched
             if matched == len(string):
                 found = found or string
-                self._matched[index] = 0
+                self._matched[index] = self._borders[index][-1]
         return found
 
 
@@ -142,6 +145,7 @@ class AnswerText:
         self._ends = frozenset(ends)
         self._detokenizer = Detokenizer(tokenizer)
         self._stops = StopStrings(sampling.stop)
+        self._passing = sampling.min_tokens
         self.stop: str | int | None = None
         """The stop string or token that ended the answer."""
 
@@ -151,18 +155,20 @@ class AnswerText:
         Args:
             last: the answer ends with this token in any case, so nothing is held back.
         """
+        passing = self._passing > 0
+        self._passing -= passing
         if token in self._ends:
             self.stop = token
-            return self._finish("")
+            return self._finish("", passing)
         text = self._detokenizer.add(token)
         if last:
-            return self._finish(text)
-        safe, found = self._stops.feed(text)
+            return self._finish(text, passing)
+        safe, found = self._stops.feed(text, passing=passing)
         self.stop = found
         return safe
 
-    def _finish(self, text: str) -> str:
-        safe, found = self._stops.feed(text + self._detokenizer.flush())
+    def _finish(self, text: str, passing: bool) -> str:
+        safe, found = self._stops.feed(text + self._detokenizer.flush(), passing=passing)
         if found is not None:
             self.stop = found
             return safe

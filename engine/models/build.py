@@ -11,6 +11,7 @@ from chairlift.engine.batching import FLAT_STEPS, Batching
 from chairlift.engine.models.batching import Finding, find_batching, split_head
 from chairlift.engine.models.quantization import AUTO, cache_factory, require_quantizable
 from chairlift.engine.runner import MlxRunner
+from chairlift.engine.sampling import Marks
 from chairlift.engine.sight import Sight
 from chairlift.patches import apply_patches
 
@@ -22,6 +23,7 @@ def make_runner(
     sight: Sight | None = None,
     *,
     kv_cache_dtype: str = AUTO,
+    marks: Marks | None = None,
 ) -> tuple[Finding, MlxRunner]:
     """A runner over an mlx-lm model, or one called as such.
 
@@ -29,6 +31,7 @@ def make_runner(
         batching: None finds the fastest way that is right.
         sight: encodes images.
         kv_cache_dtype: of `KV_TYPES`.
+        marks: tokens that sampling treats apart.
 
     Raises:
         UnsupportedQuantization: the model's keys and values cannot be kept in that type.
@@ -50,5 +53,6 @@ def make_runner(
         split=split,
         whole_prompts=finding.whole_prompts,
         sight=sight,
+        marks=marks,
     )
     return finding, runner

@@ -23,6 +23,7 @@ from chairlift.engine.models.tokenizer import load_tokenizer
 from chairlift.engine.models.vision_loader import load_images, load_seeing_model, needs_mlx_vlm
 from chairlift.engine.models.warm import warm_up
 from chairlift.engine.plan import LoadedModel, ModelInfo
+from chairlift.engine.sampling import marks_of
 from chairlift.patches import MLX_LM, MLX_VLM, apply_patches
 
 DTYPES = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
@@ -76,7 +77,9 @@ def load_model(
     try:
         processor = load_images(folder, model)
         sight = Eyes(model.inner) if processor is not None else None
-        finding, runner = make_runner(model, vocab, sight=sight, kv_cache_dtype=kv_cache_dtype)
+        finding, runner = make_runner(
+            model, vocab, sight=sight, kv_cache_dtype=kv_cache_dtype, marks=marks_of(tokenizer)
+        )
     except UnsupportedQuantization as error:
         raise ModelUnavailable(
             f"{served_name} ({family}) cannot be served with --kv-cache-dtype {kv_cache_dtype}: {error}."

@@ -96,7 +96,7 @@ class Stepper:
         self._riding[rider.row] = rider
         rider.known, rider.filled = (*rider.prompt, *rider.drawn), 0
         rider.launched = len(rider.samples)
-        return NewRow(rider.row, rider.sampling, rider.seed, rider.launched)
+        return NewRow(rider.row, rider.sampling, rider.seed, rider.launched, known=rider.known)
 
     def _span(self, rider: Rider, row: int) -> Span:
         start, end = rider.filled, min(rider.filled + rider.chunk, len(rider.known))

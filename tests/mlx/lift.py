@@ -136,7 +136,9 @@ class Lift:
             media = row.ride.media
             row.unseen = len(media.digests) if media is not None else 0
             prompt = row.ride.prompt if media is not None else ()
-            admitted.append(NewRow(row.row, row.ride.sampling, row.ride.seed, len(drawn), media, prompt))
+            admitted.append(
+                NewRow(row.row, row.ride.sampling, row.ride.seed, len(drawn), media, prompt, tuple(row.known))
+            )
         return tuple(admitted)
 
     def _span(self, row: _Row, size: int) -> Span:

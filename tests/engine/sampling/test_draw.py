@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chairlift.engine.request import SamplingParams
-from chairlift.engine.sampling import Draw, Drawn, _filtered, row_key, sample
+from chairlift.engine.sampling import Draw, Drawn, row_key, sample
+from chairlift.engine.sampling.filters import filtered
 
 MANY = settings(max_examples=200, deadline=None, derandomize=True, database=None)
 GREEDY = SamplingParams(temperature=0)
@@ -60,11 +61,11 @@ def kept(logits: Sequence[float], params: SamplingParams) -> tuple[list[bool], b
 @given(st.lists(QUARTERS, min_size=1, max_size=12), PARAMS)
 def test_filters_keep_what_the_reference_keeps(logits: list[float], params: SamplingParams) -> None:
     want, close = kept(logits, params)
-    filtered = _filtered(mx.array([logits], dtype=mx.float32), [params])[0]
-    got = [value > -math.inf for value in filtered.tolist()]  # type: ignore[union-attr]
+    left = filtered(mx.array([logits], dtype=mx.float32), [params])[0]
+    got = [value > -math.inf for value in left.tolist()]  # type: ignore[union-attr]
     assert got == want or close
     heat = np.array(logits) / (params.temperature or 1.0)
-    np.testing.assert_allclose(np.array(filtered)[got], heat[got], rtol=1e-6)
+    np.testing.assert_allclose(np.array(left)[got], heat[got], rtol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -80,8 +81,8 @@ def test_filters_keep_what_the_reference_keeps(logits: list[float], params: Samp
 )
 def test_ties_are_kept(params: dict[str, float], want: list[int]) -> None:
     logits = mx.array([[2.0, 1.0, 0.0, 2.0, 1.0]])
-    filtered = np.array(_filtered(logits, [SamplingParams(**params)]))[0]  # type: ignore[arg-type]
-    assert np.flatnonzero(filtered > -np.inf).tolist() == want
+    left = np.array(filtered(logits, [SamplingParams(**params)]))[0]  # type: ignore[arg-type]
+    assert np.flatnonzero(left > -np.inf).tolist() == want
 
 
 def rows_of(drawn: Drawn, row: int, wanted: int | None) -> tuple[object, ...]:
@@ -89,10 +90,11 @@ def rows_of(drawn: Drawn, row: int, wanted: int | None) -> tuple[object, ...]:
     if wanted is None:
         return drawn.tokens[row].item(), drawn.valid[row].item()
     assert drawn.logprobs is not None
+    at = drawn.scored.index(row)
     tops: tuple[object, ...] = ()
     if wanted and drawn.top_tokens is not None and drawn.top_logprobs is not None:
-        tops = (drawn.top_logprobs[row, :wanted].tolist(),)
-    return drawn.tokens[row].item(), drawn.valid[row].item(), drawn.logprobs[row].item(), *tops
+        tops = (drawn.top_logprobs[at, :wanted].tolist(),)
+    return drawn.tokens[row].item(), drawn.valid[row].item(), drawn.logprobs[at].item(), *tops
 
 
 @settings(MANY, max_examples=60)
@@ -131,7 +133,7 @@ def test_the_draw_is_that_of_categorical(
         return
     first, second = draw.key
     key = mx.array([first, (second + count) % 2**32], dtype=mx.uint32)
-    assert token == mx.random.categorical(_filtered(array, [params])[0], key=key).item()
+    assert token == mx.random.categorical(filtered(array, [params])[0], key=key).item()
     assert kept(logits, params)[0][int(token)] or kept(logits, params)[1]  # type: ignore[arg-type]
 
 
@@ -241,10 +243,11 @@ def test_logprobs_are_the_models_own(dtype: mx.Dtype) -> None:
     exact -= np.log(np.exp(exact).sum(axis=-1, keepdims=True))
     assert drawn.logprobs is not None
     assert drawn.top_tokens is not None and drawn.top_logprobs is not None
-    tokens = np.array(drawn.tokens)
-    np.testing.assert_allclose(np.array(drawn.logprobs), exact[np.arange(4), tokens], atol=1e-5)
+    assert drawn.scored == (0, 1, 2)
+    tokens, exact = np.array(drawn.tokens)[:3], exact[:3]
+    np.testing.assert_allclose(np.array(drawn.logprobs), exact[np.arange(3), tokens], atol=1e-5)
     top = np.array(drawn.top_tokens)
-    assert top.shape == (4, 20)
+    assert top.shape == (3, 20)
     np.testing.assert_allclose(
         np.array(drawn.top_logprobs), np.take_along_axis(exact, top, axis=1), atol=1e-5
     )
@@ -260,5 +263,5 @@ def test_logprobs_are_computed_where_asked_for() -> None:
     drawn = sample(logits, [draw_of(SamplingParams(logprobs=0)), draw_of(GREEDY)])
     assert drawn.logprobs is not None and drawn.top_tokens is None
     drawn = sample(logits, [draw_of(SamplingParams(logprobs=20)), draw_of(GREEDY)])
-    assert drawn.top_tokens is not None and drawn.top_tokens.shape == (2, 5)
+    assert drawn.top_tokens is not None and drawn.top_tokens.shape == (1, 5)
     assert len(drawn.arrays) == 5

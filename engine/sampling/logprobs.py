@@ -1,0 +1,36 @@
+"""Log probabilities of drawn tokens and of the most probable ones."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import mlx.core as mx
+
+from chairlift.engine.request import SamplingParams
+from chairlift.engine.sampling.rows import taken
+
+Scores = tuple[mx.array | None, mx.array | None, mx.array | None]
+
+
+def scored_rows(settings: Sequence[SamplingParams]) -> tuple[int, ...]:
+    """The rows that asked for log probabilities."""
+    return tuple(row for row, params in enumerate(settings) if params.logprobs is not None)
+
+
+def logprobs(
+    logits: mx.array, tokens: mx.array, settings: Sequence[SamplingParams], rows: Sequence[int]
+) -> Scores:
+    """(of the drawn tokens, top tokens, their logprobs) of `rows`, under the model's own distribution."""
+    if not rows:
+        return None, None, None
+    logits, tokens = taken(logits, rows), taken(tokens, rows)
+    wanted = min(max(settings[row].logprobs or 0 for row in rows), logits.shape[-1])
+    norm = mx.logsumexp(logits, axis=-1, keepdims=True)
+    drawn = mx.take_along_axis(logits, tokens[:, None], axis=-1) - norm
+    if wanted == 0:
+        return drawn[:, 0], None, None
+    top = mx.argpartition(-logits, kth=wanted - 1, axis=-1)[:, :wanted]
+    values = mx.take_along_axis(logits, top, axis=-1)
+    order = mx.argsort(-values, axis=-1)
+    top = mx.take_along_axis(top, order, axis=-1)
+    return drawn[:, 0], top, mx.take_along_axis(values, order, axis=-1) - norm
