@@ -5,12 +5,15 @@ from __future__ import annotations
 from importlib.metadata import version
 
 from fastapi import FastAPI
+from starlette.responses import Response
+from starlette.types import Scope
 
 from chairlift.engine.engine import Engine
 from chairlift.server import errors
+from chairlift.server.anthropic.errors import error_response, is_anthropic
 from chairlift.server.context import Context
 from chairlift.server.metrics import ServerMetrics
-from chairlift.server.routes import chat, completions, health, models, tokenize
+from chairlift.server.routes import chat, completions, health, messages, models, tokenize
 from chairlift.server.routes import metrics as metrics_route
 from chairlift.server.settings import ServerSettings
 
@@ -29,7 +32,11 @@ def create_app(engine: Engine, settings: ServerSettings, metrics: ServerMetrics)
     )
     app.state.context = Context(engine, settings, metrics)
     metrics.watch(engine)
-    errors.install(app)
-    for routes in (models, chat, completions, tokenize, health, metrics_route):
+    errors.install(app, _respond)
+    for routes in (models, chat, completions, messages, tokenize, health, metrics_route):
         app.include_router(routes.router)
     return app
+
+
+def _respond(error: errors.APIError, scope: Scope) -> Response:
+    return error_response(error, scope) if is_anthropic(scope) else error.response()

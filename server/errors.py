@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 
 from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
@@ -117,48 +117,58 @@ def allowed_methods(routes: Iterable[BaseRoute], scope: Scope) -> tuple[str, ...
     )
 
 
-def _unmatched(request: Request, error: HTTPException) -> Response:
-    """404, 405 and OPTIONS, which no route answers."""
+Respond = Callable[[APIError, Scope], Response]
+"""A refusal in the form of the surface that was asked."""
+
+
+def _unmatched(request: Request, error: HTTPException) -> APIError:
+    """404, 405 and others of the framework's own."""
     if error.status_code == 405:
-        allow = ", ".join((*allowed_methods(request.app.router.routes, request.scope), "OPTIONS"))
-        if request.method == "OPTIONS":
-            return Response(status_code=204, headers={"Allow": allow})
+        allow = _allow(request)
         return APIError(
             405,
             f"Not allowed: {request.method} on {shorten(request.scope['path'])} (allowed: {allow}).",
             code="method_not_allowed",
             headers={"Allow": allow},
-        ).response()
+        )
     if error.status_code == 404:
         return APIError(
             404,
             f"Unknown request URL: {request.method} {shorten(request.scope['path'])}.",
             code="unknown_url",
-        ).response()
-    return APIError(error.status_code, str(error.detail), headers=dict(error.headers or {})).response()
+        )
+    return APIError(error.status_code, str(error.detail), headers=dict(error.headers or {}))
 
 
-async def _on_http_exception(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    return _unmatched(request, error)
+def _allow(request: Request) -> str:
+    return ", ".join((*allowed_methods(request.app.router.routes, request.scope), "OPTIONS"))
 
 
-async def _on_api_error(_request: Request, error: Exception) -> Response:
-    assert isinstance(error, APIError)
-    return error.response()
+def _handlers(respond: Respond) -> dict[type[Exception], Callable[[Request, Exception], Awaitable[Response]]]:
+    async def on_http_exception(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        if error.status_code == 405 and request.method == "OPTIONS":  # which no route answers
+            return Response(status_code=204, headers={"Allow": _allow(request)})
+        return respond(_unmatched(request, error), request.scope)
 
+    async def on_api_error(request: Request, error: Exception) -> Response:
+        assert isinstance(error, APIError)
+        return respond(error, request.scope)
 
-async def _on_engine_error(_request: Request, error: Exception) -> Response:
-    assert isinstance(error, EngineError)
-    return from_engine(error).response()
+    async def on_engine_error(request: Request, error: Exception) -> Response:
+        assert isinstance(error, EngineError)
+        return respond(from_engine(error), request.scope)
+
+    return {HTTPException: on_http_exception, APIError: on_api_error, EngineError: on_engine_error}
 
 
 class ErrorBoundary:
     """Outermost: an exception nobody foresaw is logged here and answered without its text, which may hold a
     path or a part of somebody's prompt. Once the answer has begun it can only be broken off."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, respond: Respond) -> None:
         self.app = app
+        self._respond = respond
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -177,11 +187,10 @@ class ErrorBoundary:
             if started:
                 raise
             logger.exception("%s %s failed", scope["method"], scope["path"])
-            await internal_error().response()(scope, receive, send)
+            await self._respond(internal_error(), scope)(scope, receive, send)
 
 
-def install(app: FastAPI) -> None:
-    app.add_exception_handler(HTTPException, _on_http_exception)
-    app.add_exception_handler(APIError, _on_api_error)
-    app.add_exception_handler(EngineError, _on_engine_error)
-    app.add_middleware(ErrorBoundary)
+def install(app: FastAPI, respond: Respond) -> None:
+    for kind, handler in _handlers(respond).items():
+        app.add_exception_handler(kind, handler)
+    app.add_middleware(ErrorBoundary, respond=respond)

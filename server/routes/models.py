@@ -2,29 +2,41 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Request, Response
 
+from chairlift.server.anthropic.errors import is_anthropic, request_id_of
 from chairlift.server.context import context_of
 from chairlift.server.errors import model_not_found
-from chairlift.server.wire.models import ModelCard, ModelList
+from chairlift.server.wire.models import AnthropicModelCard, AnthropicModelList, ModelCard, ModelList
 
 router = APIRouter(prefix="/v1/models")
 
 
 @router.head("", include_in_schema=False)
 @router.get("")
-async def list_models(request: Request) -> ModelList:
+async def list_models(request: Request, response: Response) -> ModelList | AnthropicModelList:
     context = context_of(request)
     context.admit()
+    if is_anthropic(request.scope):
+        response.headers["request-id"] = request_id_of(request.scope)
+        # One page holds all models; before its first and after its last there are none.
+        edges = (request.query_params.get("before_id"), request.query_params.get("after_id"))
+        cards = [] if any(edges) else [AnthropicModelCard.of(context.engine.info)]
+        return AnthropicModelList.of(cards)
     return ModelList(data=[ModelCard.of(context.engine.info)])
 
 
 @router.head("/{model_id:path}", include_in_schema=False)
 @router.get("/{model_id:path}")
-async def retrieve_model(model_id: str, request: Request) -> ModelCard:
+async def retrieve_model(
+    model_id: str, request: Request, response: Response
+) -> ModelCard | AnthropicModelCard:
     """Names of the form org/name are one id, escaped or not."""
     context = context_of(request)
     context.admit()
     if model_id != context.engine.info.name:
         raise model_not_found(model_id)
+    if is_anthropic(request.scope):
+        response.headers["request-id"] = request_id_of(request.scope)
+        return AnthropicModelCard.of(context.engine.info)
     return ModelCard.of(context.engine.info)

@@ -84,6 +84,25 @@ _COMPLETIONS: Neutral = {
 }
 
 
+_COUNT_TOKENS: Neutral = {
+    # Anthropic
+    "billing_policy": (),
+    "compaction": (),
+    "mcp_servers": ([],),
+    "speed": ("standard",),
+}
+
+_MESSAGES: Neutral = {
+    **_COUNT_TOKENS,
+    "container": (),
+    "diagnostics": ({}, {"previous_message_id": None}),
+    "fallback_credit_token": (),
+    "fallbacks": ([], "default"),
+    "inference_geo": (),
+    "thread": (),
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Surface:
     """An endpoint's parameters beside the fields of its wire model."""
@@ -107,3 +126,5 @@ def _same(value: object, neutral: object) -> bool:
 
 CHAT = Surface(MappingProxyType({**_BOTH, **_CHAT}))
 COMPLETIONS = Surface(MappingProxyType({**_BOTH, **_COMPLETIONS}))
+COUNT_TOKENS = Surface(MappingProxyType(_COUNT_TOKENS))
+MESSAGES = Surface(MappingProxyType(_MESSAGES))

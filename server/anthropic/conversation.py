@@ -1,0 +1,225 @@
+"""Anthropic's messages as chat messages.
+
+What has no place in a chat message moves: results of tools are messages of their own, before what else their
+message holds; their images follow as the user's, since few templates show an image in a result; documents and
+search results are text. Turns of one role in succession are one turn, as Anthropic has it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from chairlift.server.anthropic.signature import sealed_thinking
+from chairlift.server.errors import APIError, invalid, unsupported
+from chairlift.server.wire.messages import (
+    Block,
+    DocumentBlock,
+    ImageBlock,
+    Message,
+    PlainTextSource,
+    RedactedThinkingBlock,
+    ResultBlock,
+    SearchResultBlock,
+    TextBlock,
+    ThinkingBlock,
+    ToolReferenceBlock,
+    ToolResultBlock,
+    ToolUseBlock,
+    URLSource,
+)
+
+Fields = dict[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part of a chat message, and the block that it was made of."""
+
+    fields: Fields
+    place: str
+
+
+@dataclass(slots=True)
+class Turn:
+    """One chat message in the making."""
+
+    role: str
+    place: str
+    parts: list[Part] = field(default_factory=list)
+    thinking: list[str] = field(default_factory=list)
+    calls: list[Fields] = field(default_factory=list)
+    more: Fields = field(default_factory=dict)
+    exchange: int = 0
+    """Counts what the user said, results of tools aside."""
+
+
+class Conversation:
+    """Args: keep_thinking: so many of the last exchanges with thinking keep it; None: all."""
+
+    def __init__(self, keep_thinking: int | None = None) -> None:
+        self._keep_thinking = keep_thinking
+        self._turns: list[Turn] = []
+        self._exchange = 0
+        self._tool_names: dict[str, str] = {}
+
+    def open(self, system: str | Sequence[TextBlock] | None) -> None:
+        """What the request says outside of its messages."""
+        if isinstance(system, str):
+            parts = [_text(system, "system")] if system else []
+        else:
+            parts = [_text(block.text, f"system[{at}]") for at, block in enumerate(system or ())]
+        if parts:
+            self._turns.append(Turn("system", "system", parts))
+
+    def add(self, message: Message, place: str) -> None:
+        """Raises: APIError: 400, for a block that is not for its role."""
+        content = message.content
+        if isinstance(content, str):
+            blocks: list[tuple[Block, str]] = [(TextBlock(type="text", text=content), f"{place}.content")]
+        else:
+            blocks = [(block, f"{place}.content[{at}]") for at, block in enumerate(content)]
+        if message.role == "assistant":
+            self._answer(blocks, place)
+        elif not blocks:
+            raise invalid(
+                f"{place}.content must hold at least one block.", f"{place}.content", "invalid_value"
+            )
+        else:
+            self._question(blocks, message.role, place)
+
+    @property
+    def messages(self) -> list[Fields]:
+        """Of a chat request."""
+        old = self._old_exchanges()
+        return [_chat_message(turn, shows_thinking=turn.exchange not in old) for turn in self._turns]
+
+    @property
+    def places(self) -> dict[str, str]:
+        """Where the places of `messages` stand in the request."""
+        found: dict[str, str] = {}
+        for index, turn in enumerate(self._turns):
+            at = f"messages[{index}]"
+            found[at] = turn.place
+            for number, part in enumerate(turn.parts):
+                found[f"{at}.content[{number}]"] = part.place
+        return found
+
+    @property
+    def cleared(self) -> list[str]:
+        """The thinking that `messages` leaves out, exchange by exchange."""
+        return [
+            "\n".join(text for turn in self._turns if turn.exchange == old for text in turn.thinking)
+            for old in sorted(self._old_exchanges())
+        ]
+
+    def _old_exchanges(self) -> set[int]:
+        if self._keep_thinking is None:
+            return set()
+        exchanges = sorted({turn.exchange for turn in self._turns if turn.thinking})
+        return set(exchanges[: -self._keep_thinking])
+
+    def _turn(self, role: str, place: str) -> Turn:
+        """The last one, if it is of the same role."""
+        if not self._turns or self._turns[-1].role != role or role not in ("user", "assistant"):
+            self._turns.append(Turn(role, place, exchange=self._exchange))
+        return self._turns[-1]
+
+    def _answer(self, blocks: Sequence[tuple[Block, str]], place: str) -> None:
+        turn = self._turn("assistant", place)
+        for block, where in blocks:
+            if isinstance(block, TextBlock):
+                turn.parts.append(_text(block.text, where))
+            elif isinstance(block, ThinkingBlock):
+                thinking = block.thinking or sealed_thinking(block.signature)
+                if thinking:
+                    turn.thinking.append(thinking)
+            elif isinstance(block, ToolUseBlock):
+                self._tool_names[block.id] = block.name
+                arguments = json.dumps(block.input, ensure_ascii=False)
+                function = {"name": block.name, "arguments": arguments}
+                turn.calls.append({"id": block.id, "type": "function", "function": function})
+            elif not isinstance(block, RedactedThinkingBlock):
+                raise _misplaced(block, where, "assistant")
+
+    def _question(self, blocks: Sequence[tuple[Block, str]], role: str, place: str) -> None:
+        """Of the user, or of the system in mid-conversation."""
+        parts: list[Part] = []
+        said = False
+        for block, where in blocks:
+            if isinstance(block, ToolResultBlock) and role == "user":
+                parts += self._result(block, where)
+        for block, where in blocks:
+            if isinstance(block, TextBlock) or (
+                role == "user" and isinstance(block, ImageBlock | DocumentBlock | SearchResultBlock)
+            ):
+                parts += _parts(block, where)
+                said = True
+            elif not (isinstance(block, ToolResultBlock) and role == "user"):
+                raise _misplaced(block, where, role)
+        self._exchange += said and role == "user"
+        if parts:
+            self._turn(role, place).parts += parts
+
+    def _result(self, result: ToolResultBlock, place: str) -> list[Part]:
+        """Adds the result's own message, and returns its images."""
+        content = result.content or ""
+        if isinstance(content, str):
+            parts = [_text(content, f"{place}.content")]
+        else:
+            parts = [
+                part for at, block in enumerate(content) for part in _parts(block, f"{place}.content[{at}]")
+            ]
+        texts = [part for part in parts if part.fields["type"] == "text"]
+        if result.is_error:
+            texts = [_text("Error:", f"{place}.is_error"), *texts]
+        turn = Turn("tool", place, texts, more={"tool_call_id": result.tool_use_id}, exchange=self._exchange)
+        name = self._tool_names.get(result.tool_use_id)
+        if name is not None:
+            turn.more["name"] = name
+        self._turns.append(turn)
+        return [part for part in parts if part.fields["type"] != "text"]
+
+
+def _chat_message(turn: Turn, *, shows_thinking: bool) -> Fields:
+    content: object = [part.fields for part in turn.parts]
+    message: Fields = {"role": turn.role, "content": content or "", **turn.more}
+    if turn.calls:
+        message["tool_calls"] = turn.calls
+    if turn.thinking and shows_thinking:
+        message["reasoning_content"] = "\n".join(turn.thinking)
+    return message
+
+
+def _parts(block: ResultBlock, place: str) -> list[Part]:
+    if isinstance(block, TextBlock):
+        return [_text(block.text, place)]
+    if isinstance(block, ToolReferenceBlock):
+        return [_text(block.tool_name, place)]
+    if isinstance(block, ImageBlock):
+        source = block.source
+        url = (
+            source.url if isinstance(source, URLSource) else f"data:{source.media_type};base64,{source.data}"
+        )
+        return [Part({"type": "image_url", "image_url": {"url": url}}, place)]
+    if isinstance(block, SearchResultBlock):
+        texts = [block.title, block.source, *(text.text for text in block.content)]
+        return [_text("\n".join(texts), place)]
+    head = [_text(text, place) for text in (block.title, block.context) if text]
+    if isinstance(block.source, PlainTextSource):
+        return [*head, _text(block.source.data, place)]
+    content = block.source.content
+    if isinstance(content, str):
+        return [*head, _text(content, place)]
+    return head + [
+        part for at, inner in enumerate(content) for part in _parts(inner, f"{place}.source.content[{at}]")
+    ]
+
+
+def _text(text: str, place: str) -> Part:
+    return Part({"type": "text", "text": text}, place)
+
+
+def _misplaced(block: Block, place: str, role: str) -> APIError:
+    return unsupported(place, f"{place} is a {block.type} block, which the {role} role does not have.")

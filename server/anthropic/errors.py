@@ -1,0 +1,69 @@
+"""Refusals in Anthropic's envelope: `{"type": "error", "error": {"type", "message"}, "request_id"}`.
+
+Source: Anthropic's API reference, Errors.
+"""
+
+from __future__ import annotations
+
+import uuid
+
+from starlette.responses import Response
+from starlette.types import Scope
+
+from chairlift.server.errors import APIError
+from chairlift.server.payload import PayloadResponse, dump
+
+OVERLOADED = 529
+"""Anthropic's status where the field says 503."""
+
+TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    504: "timeout_error",
+    OVERLOADED: "overloaded_error",
+}
+"""Other 4xx are `invalid_request_error`, other 5xx `api_error`."""
+
+
+def request_id_of(scope: Scope) -> str:
+    """Made at the first call, the same for the whole of a request."""
+    state: dict[str, object] = scope.setdefault("state", {})
+    return str(state.setdefault("request_id", "req_" + uuid.uuid4().hex))
+
+
+def is_anthropic(scope: Scope) -> bool:
+    """The request is for Anthropic's surface, or of a client that speaks no other."""
+    path: str = scope["path"]
+    return (
+        path == "/v1/messages"
+        or path.startswith("/v1/messages/")
+        or any(name == b"anthropic-version" for name, _ in scope["headers"])
+    )
+
+
+def envelope(error: APIError, request_id: str) -> dict[str, object]:
+    status = _status(error)
+    kind = TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
+    return {
+        "type": "error",
+        "error": {"type": kind, "message": error.message},
+        "request_id": request_id,
+    }
+
+
+def error_frame(error: APIError, request_id: str) -> bytes:
+    """The last event of a stream that failed."""
+    return b"event: error\ndata: " + dump(envelope(error, request_id)) + b"\n\n"
+
+
+def error_response(error: APIError, scope: Scope) -> Response:
+    request_id = request_id_of(scope)
+    headers = {**(error.headers or {}), "request-id": request_id}
+    return PayloadResponse(envelope(error, request_id), _status(error), headers)
+
+
+def _status(error: APIError) -> int:
+    return OVERLOADED if error.status == 503 else error.status
