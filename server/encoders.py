@@ -20,6 +20,7 @@ from chairlift.engine.output.events import (
     ToolCallStart,
 )
 from chairlift.engine.output.stream import ToolCall, WholeAnswer
+from chairlift.server.choices import Choices
 from chairlift.server.logprobs import TokenTexts, chat_logprobs, completion_logprobs
 
 Payload = dict[str, object]
@@ -65,22 +66,27 @@ class Encoder(Protocol):
     def whole(self, answers: Sequence[WholeAnswer]) -> Payload: ...
 
 
-def usage_payload(ends: Sequence[OutputEnd]) -> Payload:
-    prompt = sum(end.usage.prompt_tokens for end in ends)
+def usage_payload(ends: Sequence[OutputEnd], each: int = 1) -> Payload:
+    """`each`: answers to a prompt, which stand together; the prompt counts once."""
+    firsts = ends[::each]
+    prompt = sum(end.usage.prompt_tokens for end in firsts)
     completion = sum(end.usage.completion_tokens for end in ends)
     return {
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
-        "prompt_tokens_details": {"cached_tokens": sum(end.usage.cached_tokens for end in ends)},
+        "prompt_tokens_details": {"cached_tokens": sum(end.usage.cached_tokens for end in firsts)},
         "completion_tokens_details": {"reasoning_tokens": sum(end.reasoning_tokens for end in ends)},
     }
 
 
 class ChatEncoder:
-    """One choice; chunks of `chat.completion.chunk`, or one `chat.completion`."""
+    """`choices` answers to one prompt; chunks of `chat.completion.chunk`, or one `chat.completion`."""
 
-    def __init__(self, envelope: Envelope, texts: TokenTexts, *, logprobs: bool, include_usage: bool) -> None:
+    def __init__(
+        self, envelope: Envelope, texts: TokenTexts, *, logprobs: bool, include_usage: bool, choices: int = 1
+    ) -> None:
+        self._choices = choices
         self._envelope = envelope
         self._texts = texts
         self._logprobs = logprobs
@@ -98,7 +104,8 @@ class ChatEncoder:
         return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
 
     def opening(self) -> Iterable[Payload]:
-        yield self._chunk([self._choice(0, {"role": "assistant", "content": ""})])
+        for index in range(self._choices):
+            yield self._chunk([self._choice(index, {"role": "assistant", "content": ""})])
 
     def delta(self, index: int, event: OutputEvent) -> Payload | None:
         logprobs = None
@@ -126,7 +133,9 @@ class ChatEncoder:
         return self._chunk([self._choice(index, {}, None, end.reason.value)])
 
     def usage(self, ends: Sequence[OutputEnd]) -> Payload | None:
-        return {**self._chunk([]), "usage": usage_payload(ends)} if self._include_usage else None
+        return (
+            {**self._chunk([]), "usage": usage_payload(ends, self._choices)} if self._include_usage else None
+        )
 
     def whole(self, answers: Sequence[WholeAnswer]) -> Payload:
         choices: list[Payload] = [
@@ -139,7 +148,7 @@ class ChatEncoder:
             for index, answer in enumerate(answers)
         ]
         payload = self._envelope.payload("chat.completion", choices)
-        payload["usage"] = usage_payload([answer.end for answer in answers])
+        payload["usage"] = usage_payload([answer.end for answer in answers], self._choices)
         return payload
 
 
@@ -167,7 +176,7 @@ def _tool_call(call: ToolCall) -> Payload:
 
 
 class CompletionEncoder:
-    """A choice a prompt; `text_completion`, streamed or not. Content only: its answers are read by a
+    """`choices` a prompt; `text_completion`, streamed or not. Content only: its answers are read by a
     `PlainParser`. `echoes`: how each choice's text begins."""
 
     def __init__(
@@ -178,7 +187,9 @@ class CompletionEncoder:
         logprobs: bool,
         include_usage: bool,
         echoes: Sequence[str] = (),
+        choices: Choices | None = None,
     ) -> None:
+        self._choices = choices or Choices()
         self._envelope = envelope
         self._texts = texts
         self._logprobs = logprobs
@@ -218,14 +229,18 @@ class CompletionEncoder:
         return self._chunk([self._choice(index, "", None, end.reason.value)])
 
     def usage(self, ends: Sequence[OutputEnd]) -> Payload | None:
-        return {**self._chunk([]), "usage": usage_payload(ends)} if self._include_usage else None
+        return (
+            {**self._chunk([]), "usage": usage_payload(ends, self._choices.drawn)}
+            if self._include_usage
+            else None
+        )
 
     def whole(self, answers: Sequence[WholeAnswer]) -> Payload:
         choices: list[Payload] = []
-        for index, answer in enumerate(answers):
+        for index, answer in enumerate(self._choices.best(answers)):
             echo = self._echoes[index] if self._echoes else ""
             logprobs = completion_logprobs(answer.logprobs, self._texts, 0)[0] if self._logprobs else None
             choices.append(self._choice(index, echo + answer.content, logprobs, answer.end.reason.value))
         payload = self._envelope.payload("text_completion", choices)
-        payload["usage"] = usage_payload([answer.end for answer in answers])
+        payload["usage"] = usage_payload([answer.end for answer in answers], self._choices.drawn)
         return payload

@@ -60,7 +60,8 @@ async def merge(streams: Sequence[ParsedStream]) -> AsyncGenerator[tuple[int, Ou
     try:
         while waiting:
             done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-            for index, task in sorted((waiting.pop(task), task) for task in done):
+            for task in sorted(done, key=waiting.__getitem__):
+                index = waiting.pop(task)
                 try:
                     event = task.result()
                 except StopAsyncIteration:
@@ -69,7 +70,9 @@ async def merge(streams: Sequence[ParsedStream]) -> AsyncGenerator[tuple[int, Ou
                 waiting[asyncio.ensure_future(anext(streams[index]))] = index
     finally:
         for task in waiting:
-            task.cancel()
+            # One that has failed beside the first has been read with this, so that nobody warns of it.
+            if not task.cancel() and not task.cancelled():
+                task.exception()
 
 
 async def collect(streams: Sequence[ParsedStream]) -> list[WholeAnswer]:
@@ -117,15 +120,15 @@ async def chunks(streams: Sequence[ParsedStream], encoder: Encoder) -> AsyncGene
     try:
         for payload in encoder.opening():
             yield frame(payload)
-        ends: list[OutputEnd] = []
+        ends: dict[int, OutputEnd] = {}
         async with aclosing(merge(streams)) as events:
             async for index, event in events:
                 if isinstance(event, OutputEnd):
-                    ends.append(event)
+                    ends[index] = event
                     yield frame(encoder.closing(index, event))
                 elif (chunk := encoder.delta(index, event)) is not None:
                     yield frame(chunk)
-        if (last := encoder.usage(ends)) is not None:
+        if (last := encoder.usage([ends[index] for index in sorted(ends)])) is not None:
             yield frame(last)
         yield DONE
     except APIError as error:

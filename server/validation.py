@@ -7,18 +7,19 @@ the first two a chat's images are read, which waits for others.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from chairlift.engine.errors import InvalidParameter
 from chairlift.engine.media import ImageInput, MediaProcessor
 from chairlift.engine.output.events import OutputParser
 from chairlift.engine.output.plain import PlainParser
 from chairlift.engine.plan import ModelInfo, Tokenizer
 from chairlift.engine.request import Request, SamplingParams
 from chairlift.server.body import parse
+from chairlift.server.choices import Choices, choices_of
 from chairlift.server.errors import invalid, model_not_found, unsupported
 from chairlift.server.media.images import ImageReference
 from chairlift.server.messages import characters, image_references, render
+from chairlift.server.sampling import check_vocabulary, sampling_params
 from chairlift.server.settings import ServerSettings
 from chairlift.server.wire.base import Sampled
 from chairlift.server.wire.chat import ChatRequest
@@ -40,9 +41,13 @@ class Prepared:
     stream: bool
     include_usage: bool
     echoes: tuple[str, ...] = ()
-    """What each choice's text begins with; empty unless `echo`."""
+    """What the text of each choice that is shown begins with; empty unless `echo`."""
     make_parser: Callable[[], OutputParser] = PlainParser
     """Of an answer; each has a parser of its own."""
+    choices: Choices = Choices()
+    """`requests` holds those of a prompt one after the other."""
+    logprobs: bool = False
+    """The client asked for them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +57,7 @@ class ParsedChat:
     wire: ChatRequest
     sampling: SamplingParams
     images: tuple[ImageReference, ...]
+    choices: Choices = Choices()
 
 
 def parse_chat(
@@ -80,7 +86,7 @@ def check_chat(wire: ChatRequest, tokenizer: Tokenizer, info: ModelInfo, *, take
             )
         spelled = "max_completion_tokens"
     max_tokens = wire.max_tokens if wire.max_completion_tokens is None else wire.max_completion_tokens
-    sampling = _sampling(
+    sampling = sampling_params(
         wire,
         tokenizer,
         max_tokens=max_tokens,
@@ -91,7 +97,7 @@ def check_chat(wire: ChatRequest, tokenizer: Tokenizer, info: ModelInfo, *, take
     if images and not takes_images:
         where = images[0].param
         raise invalid(f"{where} is an image, and {info.name} takes text only.", where, "unsupported_value")
-    return ParsedChat(wire, sampling, images)
+    return ParsedChat(wire, sampling, images, choices_of(wire.n))
 
 
 def prepare_chat(
@@ -108,7 +114,13 @@ def prepare_chat(
     if not prompt:
         raise invalid("The chat template made an empty prompt of messages.", "messages", "invalid_value")
     request = Request(request_id, tuple(prompt), chat.sampling, media=media)
-    return Prepared((request,), bool(wire.stream), _include_usage(wire))
+    return Prepared(
+        chat.choices.requests([request]),
+        bool(wire.stream),
+        _include_usage(wire),
+        choices=chat.choices,
+        logprobs=bool(wire.logprobs),
+    )
 
 
 def prepare_completions(
@@ -119,7 +131,7 @@ def prepare_completions(
     _check_common(wire, info)
     if wire.echo and wire.logprobs is not None:
         raise unsupported("echo", "echo together with logprobs is not supported.")
-    sampling = _sampling(
+    sampling = sampling_params(
         wire,
         tokenizer,
         max_tokens=COMPLETION_MAX_TOKENS if wire.max_tokens is None else wire.max_tokens,
@@ -127,14 +139,21 @@ def prepare_completions(
         spelled={},
     )
     prompts = _prompts(wire, tokenizer, info, settings.max_prompts)
+    choices = choices_of(wire.n, wire.best_of, prompts=len(prompts), stream=bool(wire.stream))
+    if choices.ranked and sampling.logprobs is None:
+        sampling = replace(sampling, logprobs=0)
     ids = [request_id] if len(prompts) == 1 else [f"{request_id}-{index}" for index in range(len(prompts))]
+    requests = [Request(name, tokens, sampling) for name, (tokens, _) in zip(ids, prompts, strict=True)]
+    echoes: list[str] = []
+    for tokens, text in prompts if wire.echo else ():
+        echoes += [tokenizer.decode(list(tokens)) if text is None else text] * choices.shown
     return Prepared(
-        tuple(Request(name, tokens, sampling) for name, (tokens, _) in zip(ids, prompts, strict=True)),
+        choices.requests(requests),
         bool(wire.stream),
         _include_usage(wire),
-        tuple(tokenizer.decode(list(tokens)) if text is None else text for tokens, text in prompts)
-        if wire.echo
-        else (),
+        tuple(echoes),
+        choices=choices,
+        logprobs=wire.logprobs is not None,
     )
 
 
@@ -162,48 +181,6 @@ def check_room(size: int, unit: str, info: ModelInfo, param: str) -> None:
 
 def _include_usage(wire: Sampled) -> bool:
     return bool(wire.stream_options and wire.stream_options.include_usage)
-
-
-def _sampling(
-    wire: Sampled,
-    tokenizer: Tokenizer,
-    *,
-    max_tokens: int | None,
-    logprobs: int | None,
-    spelled: dict[str, str],
-) -> SamplingParams:
-    """`spelled`: the client's name of a parameter, where the engine has another."""
-    default = SamplingParams()
-    stop = () if wire.stop is None else wire.stop
-    stop_token_ids = tuple(wire.stop_token_ids or ())
-    check_vocabulary(stop_token_ids, tokenizer, "stop_token_ids")
-    try:
-        return SamplingParams(
-            max_tokens=max_tokens,
-            temperature=default.temperature if wire.temperature is None else wire.temperature,
-            top_p=default.top_p if wire.top_p is None else wire.top_p,
-            top_k=default.top_k if wire.top_k is None else wire.top_k,
-            min_p=default.min_p if wire.min_p is None else wire.min_p,
-            seed=wire.seed,
-            stop=(stop,) if isinstance(stop, str) else tuple(stop),
-            stop_token_ids=stop_token_ids,
-            ignore_eos=bool(wire.ignore_eos),
-            logprobs=logprobs,
-        )
-    except InvalidParameter as error:
-        name = spelled.get(error.param, error.param)
-        raise invalid(error.message.replace(error.param, name, 1), name, "invalid_value") from None
-
-
-def check_vocabulary(token_ids: tuple[int, ...], tokenizer: Tokenizer, param: str) -> None:
-    size = tokenizer.vocab_size
-    if token_ids and (min(token_ids) < 0 or max(token_ids) >= size):
-        at, token = next((at, token) for at, token in enumerate(token_ids) if not 0 <= token < size)
-        raise invalid(
-            f"{param}[{at}] is {token}, which is not a token of this model (0 to {size - 1}).",
-            f"{param}[{at}]",
-            "invalid_value",
-        )
 
 
 def _prompts(

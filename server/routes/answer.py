@@ -43,7 +43,7 @@ async def answer(
     envelope = Envelope(request_id, engine.info.name, int(time.time()), context.fingerprint)
     encoder = make_encoder(envelope, texts, prepared)
     headers = {"X-Request-Id": request_id}
-    handles = submit(engine, prepared.requests, prompt_param)
+    handles = submit(engine, prepared.requests, prompt_param, each=prepared.choices.drawn)
     streams = [parsed(handle, prepared.make_parser()) for handle in handles]
     if prepared.stream:
         return EventStream(streams, chunks(streams, encoder), headers, settings.ping_s)
@@ -72,8 +72,12 @@ async def prepare_conversation(chat: ParsedChat, request_id: str, context: Conte
     return prepared
 
 
-def submit(engine: Engine, requests: Sequence[Request], prompt_param: str) -> list[RequestHandle]:
-    """All of them or none. Raises: EngineError; APIError for a prompt that is too long."""
+def submit(
+    engine: Engine, requests: Sequence[Request], prompt_param: str, *, each: int = 1
+) -> list[RequestHandle]:
+    """All of them or none; `each` of them to a prompt.
+
+    Raises: EngineError; APIError for a prompt that is too long."""
     handles: list[RequestHandle] = []
     try:
         for request in requests:
@@ -82,7 +86,8 @@ def submit(engine: Engine, requests: Sequence[Request], prompt_param: str) -> li
         for handle in handles:
             handle.cancel()
         if isinstance(error, ContextLengthExceeded):
-            param = f"{prompt_param}[{len(handles)}]" if len(requests) > 1 else prompt_param
+            several = len(requests) > each
+            param = f"{prompt_param}[{len(handles) // each}]" if several else prompt_param
             raise invalid(error.message, param, "context_length_exceeded") from None
         raise
     return handles

@@ -17,8 +17,13 @@ router = APIRouter()
 
 
 def _encoder(envelope: Envelope, texts: TokenTexts, prepared: Prepared) -> ChatEncoder:
-    logprobs = prepared.requests[0].sampling.logprobs is not None
-    return ChatEncoder(envelope, texts, logprobs=logprobs, include_usage=prepared.include_usage)
+    return ChatEncoder(
+        envelope,
+        texts,
+        logprobs=prepared.logprobs,
+        include_usage=prepared.include_usage,
+        choices=prepared.choices.shown,
+    )
 
 
 async def _prepare(raw: bytes, request_id: str, context: Context) -> Prepared:

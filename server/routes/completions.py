@@ -20,9 +20,10 @@ def _encoder(envelope: Envelope, texts: TokenTexts, prepared: Prepared) -> Compl
     return CompletionEncoder(
         envelope,
         texts,
-        logprobs=prepared.requests[0].sampling.logprobs is not None,
+        logprobs=prepared.logprobs,
         include_usage=prepared.include_usage,
         echoes=prepared.echoes,
+        choices=prepared.choices,
     )
 
 

@@ -13,7 +13,8 @@ from chairlift.server.context import Context, context_of
 from chairlift.server.errors import invalid, model_not_found, unsupported
 from chairlift.server.messages import characters, image_references, render
 from chairlift.server.payload import PayloadResponse
-from chairlift.server.validation import check_room, check_vocabulary
+from chairlift.server.sampling import check_vocabulary
+from chairlift.server.validation import check_room
 from chairlift.server.wire.chat import ChatRequest
 from chairlift.server.wire.tokenize import DETOKENIZE, TOKENIZE, DetokenizeRequest, TokenizeRequest
 

@@ -18,6 +18,12 @@ Count = Annotated[int, Field(le=2**31 - 1)]
 """Sizes and token ids, within what an array of 32-bit integers holds."""
 
 
+Metadata = Annotated[
+    dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=16)
+]
+"""Within OpenAI's bounds."""
+
+
 class Wire(BaseModel):
     """Strict: no string passes for a number, no unknown field passes, NaN and infinities do not pass."""
 
@@ -51,6 +57,15 @@ class Sampled(Wire):
     top_p: float | None = None
     top_k: Count | None = None
     min_p: float | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    allowed_token_ids: list[Count] | None = None
+    min_tokens: Count | None = None
+    xtc_probability: float | None = None
+    xtc_threshold: float | None = None
+    n: Count | None = None
     seed: int | None = None
     stop: Stop | None = None
     stop_token_ids: list[Count] | None = None
@@ -58,7 +73,7 @@ class Sampled(Wire):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: str | None = None
-    metadata: dict[str, str] | None = None
+    metadata: Metadata | None = None
     store: bool | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None

@@ -29,4 +29,5 @@ Prompt = Annotated[
 class CompletionRequest(Sampled):
     prompt: Prompt
     echo: bool | None = None
+    best_of: Count | None = None
     logprobs: Count | None = None

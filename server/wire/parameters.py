@@ -13,16 +13,9 @@ from types import MappingProxyType
 Neutral = Mapping[str, tuple[object, ...]]
 
 _BOTH: Neutral = {
-    # OpenAI
-    "frequency_penalty": (0,),
-    "presence_penalty": (0,),
-    "logit_bias": ({},),
-    "n": (1,),
     # vLLM
     "add_special_tokens": (),
-    "allowed_token_ids": (),
     "bad_words": ([],),
-    "best_of": (1,),
     "cache_salt": (),
     "guided_choice": (),
     "guided_decoding_backend": (),
@@ -34,10 +27,8 @@ _BOTH: Neutral = {
     "kv_transfer_params": (),
     "length_penalty": (1,),
     "logits_processors": ([],),
-    "min_tokens": (0,),
     "priority": (0,),
     "prompt_logprobs": (),
-    "repetition_penalty": (1,),
     "request_id": (),
     "response_format": ({"type": "text"},),
     "return_token_ids": (False,),
@@ -70,6 +61,7 @@ _CHAT: Neutral = {
     "web_search_options": (),
     # vLLM
     "add_generation_prompt": (True,),
+    "best_of": (1,),
     "chat_template": (),
     "continue_final_message": (False,),
     "documents": ([],),

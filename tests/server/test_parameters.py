@@ -60,7 +60,7 @@ def test_every_parameter_of_openai_is_decided_on(name: str, upstream: type) -> N
     assert set(upstream.__annotations__) <= FIELDS[name] | set(SURFACES[name].neutral)
 
 
-OTHER = {"n": 2, "best_of": 3, "tools": [{"type": "function"}], "response_format": {"type": "json_object"}}
+OTHER = {"best_of": 3, "tools": [{"type": "function"}], "response_format": {"type": "json_object"}}
 
 
 def other_value(parameter: str) -> object:
@@ -114,6 +114,44 @@ REFUSED: list[tuple[dict[str, object], str]] = [
     ({"top_k": 2**31}, "top_k"),
     ({"min_p": -1}, "min_p"),
     ({"min_p": 2}, "min_p"),
+    ({"xtc_probability": 1.5}, "xtc_probability"),
+    ({"xtc_threshold": 0.6}, "xtc_threshold"),
+    ({"frequency_penalty": 2.5}, "frequency_penalty"),
+    ({"frequency_penalty": -2.5}, "frequency_penalty"),
+    ({"frequency_penalty": "1"}, "frequency_penalty"),
+    ({"presence_penalty": 3}, "presence_penalty"),
+    ({"presence_penalty": True}, "presence_penalty"),
+    ({"repetition_penalty": 0}, "repetition_penalty"),
+    ({"repetition_penalty": -1}, "repetition_penalty"),
+    ({"repetition_penalty": 101}, "repetition_penalty"),
+    ({"logit_bias": {"97": 101}}, "logit_bias"),
+    ({"logit_bias": {"97": -100.5}}, "logit_bias"),
+    ({"logit_bias": {"97": "1"}}, "logit_bias.97"),
+    ({"logit_bias": {"97": None}}, "logit_bias.97"),
+    ({"logit_bias": {"a": 1}}, "logit_bias"),
+    ({"logit_bias": {"": 1}}, "logit_bias"),
+    ({"logit_bias": {"-1": 1}}, "logit_bias"),
+    ({"logit_bias": {"+1": 1}}, "logit_bias"),
+    ({"logit_bias": {"1_0": 1}}, "logit_bias"),
+    ({"logit_bias": {"\u0661": 1}}, "logit_bias"),
+    ({"logit_bias": {"1.0": 1}}, "logit_bias"),
+    ({"logit_bias": {"260": 1}}, "logit_bias"),
+    ({"logit_bias": {"9" * 5000: 1}}, "logit_bias"),
+    ({"logit_bias": {"1": 1, "01": 2}}, "logit_bias"),
+    ({"logit_bias": [[97, 1]]}, "logit_bias"),
+    ({"allowed_token_ids": []}, "allowed_token_ids"),
+    ({"allowed_token_ids": [260]}, "allowed_token_ids[0]"),
+    ({"allowed_token_ids": [-1]}, "allowed_token_ids[0]"),
+    ({"allowed_token_ids": "a"}, "allowed_token_ids"),
+    ({"allowed_token_ids": [257, 259, 97], "stop_token_ids": [97], "min_tokens": 1}, "allowed_token_ids"),
+    ({"min_tokens": -1}, "min_tokens"),
+    ({"min_tokens": 2}, "min_tokens"),
+    ({"min_tokens": 1.5}, "min_tokens"),
+    ({"n": 0}, "n"),
+    ({"n": -1}, "n"),
+    ({"n": 129}, "n"),
+    ({"n": 1.5}, "n"),
+    ({"n": True}, "n"),
     ({"seed": 2**64}, "seed"),
     ({"seed": -(2**63) - 1}, "seed"),
     ({"seed": 1.0}, "seed"),
@@ -150,6 +188,8 @@ REFUSED: list[tuple[dict[str, object], str]] = [
     ({"stream_options": True, "stream": True}, "stream_options"),
     ({"user": 1}, "user"),
     ({"metadata": {"a": 1}}, "metadata.a"),
+    ({"metadata": {str(key): "" for key in range(17)}}, "metadata"),
+    ({"metadata": {"a": "b" * 513}}, "metadata.a"),
     ({"model": None}, "model"),
     ({"model": 3}, "model"),
 ]
