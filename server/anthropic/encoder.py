@@ -64,22 +64,15 @@ def usage_payload(usage: Usage, reasoning_tokens: int) -> Payload:
     }
 
 
-@dataclass(slots=True)
-class _Block:
-    """The content block that is open."""
-
-    index: int
-    kind: str
-    call: int | None = None
-
-
 class MessageEncoder:
     """Writes one message. For one answer: every event once, in order."""
 
     def __init__(self, head: MessageHead) -> None:
         self._head = head
-        self._open: _Block | None = None
         self._blocks = 0
+        """So many have begun."""
+        self._open: str | None = None
+        """Kind of the last one, while more of it may come."""
         self._thinking: list[str] = []
         """Of the open block."""
         self._refused = False
@@ -99,7 +92,7 @@ class MessageEncoder:
             case ToolCallStart():
                 yield from self._close()
                 name, id = event.name, "toolu_" + event.id.removeprefix("call_")
-                yield self._start("tool_use", {"id": id, "name": name, "input": {}}, call=event.index)
+                yield self._start("tool_use", {"id": id, "name": name, "input": {}})
             case ToolCallArguments():
                 if event.text:
                     yield self._delta({"type": "input_json_delta", "partial_json": event.text})
@@ -113,7 +106,7 @@ class MessageEncoder:
     def _text(self, text: str) -> Iterable[Payload]:
         if not text:
             return
-        if self._open is None or self._open.kind != "text":
+        if self._open != "text":
             yield from self._close()
             yield self._start("text", {"text": ""})
         yield self._delta({"type": "text_delta", "text": text})
@@ -121,35 +114,33 @@ class MessageEncoder:
     def _reasoning(self, text: str) -> Iterable[Payload]:
         if not text:
             return
-        if self._open is None or self._open.kind != "thinking":
+        if self._open != "thinking":
             yield from self._close()
             yield self._start("thinking", {"thinking": "", "signature": ""})
         self._thinking.append(text)
         if not self._head.omits_thinking:
             yield self._delta({"type": "thinking_delta", "thinking": text})
 
-    def _start(self, kind: str, fields: Payload, call: int | None = None) -> Payload:
-        self._open = _Block(self._blocks, kind, call)
+    def _start(self, kind: str, fields: Payload) -> Payload:
+        self._open = kind
         self._blocks += 1
-        return {
-            "type": "content_block_start",
-            "index": self._open.index,
-            "content_block": {"type": kind, **fields},
-        }
+        return self._event("content_block_start", {"content_block": {"type": kind, **fields}})
 
     def _delta(self, delta: Payload) -> Payload:
-        assert self._open is not None
-        return {"type": "content_block_delta", "index": self._open.index, "delta": delta}
+        return self._event("content_block_delta", {"delta": delta})
 
     def _close(self) -> Iterable[Payload]:
         if self._open is None:
             return
-        if self._open.kind == "thinking":
+        if self._open == "thinking":
             signature = signature_of("".join(self._thinking), omitted=self._head.omits_thinking)
             yield self._delta({"type": "signature_delta", "signature": signature})
             self._thinking.clear()
-        yield {"type": "content_block_stop", "index": self._open.index}
+        yield self._event("content_block_stop", {})
         self._open = None
+
+    def _event(self, kind: str, fields: Payload) -> Payload:
+        return {"type": kind, "index": self._blocks - 1, **fields}
 
     def _ending(self, end: OutputEnd) -> Payload:
         reason = self._stop_reason(end)
@@ -211,8 +202,16 @@ class WholeMessage:
 
     def _finish_block(self) -> None:
         block, text = self._blocks[-1], "".join(self._pieces[-1])
-        if block["type"] != "tool_use":
+        if block["type"] == "tool_use":
+            block["input"] = _as_far_as_it_came(text)
+        else:
             block[str(block["type"])] = text
-        elif text:
-            # Arguments that broke off at max_tokens are given as far as they came.
-            block["input"] = from_json(text, allow_partial="trailing-strings")
+
+
+def _as_far_as_it_came(arguments: str) -> Payload:
+    """An object, also where its text broke off at max_tokens, as clients read it while it comes."""
+    try:
+        value = from_json(arguments, allow_inf_nan=False, allow_partial="trailing-strings")
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}

@@ -7,7 +7,6 @@ model. Where the client asked not to see the thinking, the signature holds it, s
 from __future__ import annotations
 
 import base64
-import binascii
 import hashlib
 
 _SEALED = "sealed."
@@ -25,5 +24,5 @@ def sealed_thinking(signature: str | None) -> str:
         return ""
     try:
         return base64.b64decode(signature.removeprefix(_SEALED), validate=True).decode()
-    except (binascii.Error, UnicodeDecodeError):
+    except ValueError:  # no base64, or no text
         return ""

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 
 import anthropic
+import httpx
 import pytest
 from anthropic import Anthropic, AsyncAnthropic
 from anthropic.lib.streaming._messages import accumulate_event
@@ -15,8 +16,9 @@ from anthropic.types import Message, MessageParam
 
 from chairlift.engine.engine import EngineConfig
 from chairlift.engine.request import Request
+from chairlift.server.settings import ServerSettings
 from tests.fakes import FakeRunner, Fault, all_rows, answering
-from tests.server.harness import MODEL, Lift, lift, on_socket
+from tests.server.harness import MODEL, Lift, lift, on_socket, sse
 
 HI: list[MessageParam] = [{"role": "user", "content": "Hi"}]
 
@@ -203,3 +205,23 @@ async def test_models() -> None:
         with pytest.raises(anthropic.NotFoundError) as missing:
             await client.models.retrieve("claude")
         assert missing.value.type == "not_found_error"
+
+
+async def test_pings_keep_a_silent_stream_open() -> None:
+    runner = FakeRunner(answering("ab"))
+    async with lift(runner, settings=ServerSettings(ping_s=0.01)) as server, on_socket(server.app) as url:
+        runner.close_gate()
+        body = {"model": MODEL, "max_tokens": 9, "messages": HI, "stream": True}
+        text = ""
+        async with (
+            httpx.AsyncClient(base_url=url) as client,
+            client.stream("POST", "/v1/messages", json=body) as response,
+        ):
+            async for piece in response.aiter_text():
+                text += piece
+                if text.count("event: ping") == 3:
+                    runner.open_gate()
+        names = [name for name, _ in sse(text)]
+        assert names[:4] == ["message_start", "ping", "ping", "ping"]
+        assert names[-1] == "message_stop"
+        assert {data for name, data in sse(text) if name == "ping"} == {'{"type":"ping"}'}
