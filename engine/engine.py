@@ -42,7 +42,7 @@ from chairlift.engine.request import MAX_SEED, Request, SamplingParams
 from chairlift.engine.row import RequestTiming, Row
 from chairlift.engine.scheduler import Scheduler
 from chairlift.engine.text import AnswerText
-from chairlift.engine.thread import MLXThread
+from chairlift.engine.thread import MLXThread, Tenant
 
 log = logging.getLogger(__name__)
 
@@ -110,6 +110,7 @@ class Engine:
         self._factory = runner_factory
         self._observer = observer
         self._thread: MLXThread | None = None
+        self._tenants: list[Tenant] = []
         self._runner: Runner
         self._scheduler: Scheduler
         self._answers: dict[Row, _Answer] = {}
@@ -179,6 +180,17 @@ class Engine:
                         raise event.error
                     raise ModelUnavailable(f"The model cannot decode: {event.error.message}")
 
+    def share_thread(self, tenant: Tenant) -> MLXThread:
+        """The MLX thread, for `tenant` to compute on between steps. `stop` stops the tenant, too.
+
+        Raises:
+            EngineStopped: not started, or stopping.
+        """
+        if self._thread is None or self.draining:
+            raise EngineStopped("The engine is not running.")
+        self._tenants.append(tenant)
+        return self._thread
+
     async def stop(self, drain_timeout: float = 0.0) -> None:
         """Admit nothing more, let running rows finish for so many seconds, end the rest, close the runner.
 
@@ -211,6 +223,8 @@ class Engine:
         self._wake.set()
         if self._loop_task is not None:
             await self._in_time(self._loop_task)
+        for tenant in self._tenants:
+            await tenant.stop(max(0.0, self._drain_until - time.monotonic()))
         if self._thread is not None:
             await self._close(self._thread)
 

@@ -94,7 +94,7 @@ def load_model(
         created=int(time.time()),
         architecture=family,
         batching=str(finding.batching),
-        device=_device(),
+        device=device_name(),
         dtype=_dtype_name(model, config),
         parameters=_parameter_count(model),
         weight_bytes=sum(array.nbytes for _, array in parameters),
@@ -191,7 +191,7 @@ def _step_tokens() -> int:
     return 1024 if mx.cuda.is_available() else 512
 
 
-def _device() -> str:
+def device_name() -> str:
     info = mx.device_info() if hasattr(mx, "device_info") else {}
     name = str(info.get("device_name", "")).strip()
     return name or ("CPU" if mx.default_device() == mx.cpu else "GPU")
@@ -203,4 +203,4 @@ def _one_line(error: Exception, folder: Path) -> str:
     return text or type(error).__name__
 
 
-__all__ = ["context_length", "load_model", "make_runner", "vocab_size"]
+__all__ = ["context_length", "device_name", "load_model", "make_runner", "vocab_size"]
