@@ -31,6 +31,7 @@ from chairlift.engine.media import MediaProcessor
 from chairlift.engine.plan import (
     LoadedModel,
     ModelInfo,
+    PrefixStats,
     Runner,
     RunnerStats,
     Sample,
@@ -38,6 +39,7 @@ from chairlift.engine.plan import (
     StepResult,
     Tokenizer,
 )
+from chairlift.engine.prefix.index import PrefixIndex
 from chairlift.engine.request import MAX_SEED, Request, SamplingParams
 from chairlift.engine.row import RequestTiming, Row
 from chairlift.engine.scheduler import Scheduler
@@ -48,6 +50,8 @@ log = logging.getLogger(__name__)
 
 STATS_EVERY = 0.25
 """Seconds between two readings of the runner's memory while it steps; each reading walks all rows."""
+PREFIX_SHARE = 0.1
+"""Of the device's memory beside the weights, for prefixes, where the operator names no size."""
 LOAD_PATIENCE = 1.0
 """Seconds that stopping waits for a model that is still loading."""
 
@@ -167,8 +171,16 @@ class Engine:
             max_waiting=self.config.max_waiting,
             context_length=self.info.context_length,
             clock=time.monotonic,
+            prefixes=self._prefixes(loaded),
         )
         self._loop_task = asyncio.create_task(self._run(), name="chairlift engine")
+
+    def _prefixes(self, loaded: LoadedModel) -> PrefixIndex | None:
+        limit = self.config.prefix_cache_bytes
+        if limit is None:
+            limit = int(PREFIX_SHARE * max(0, loaded.info.memory_bytes - loaded.info.weight_bytes))
+        self.config = replace(self.config, prefix_cache_bytes=limit if loaded.prefix else 0)
+        return PrefixIndex(loaded.prefix, limit) if loaded.prefix is not None and limit else None
 
     async def _test(self) -> None:
         prompt = tuple(self.tokenizer.encode("Hello")[: max(1, self.info.context_length - 2)]) or (0,)
@@ -382,7 +394,7 @@ class Engine:
         answer = self._answers.pop(row)
         self._scheduler.finish(row)
         self._wake.set()
-        usage = Usage(len(row.request.prompt_token_ids), row.drawn)
+        usage = Usage(len(row.request.prompt_token_ids), row.drawn, row.cached)
         answer.mailbox.end(event(usage))
         self._drain_news.set()
         if not answer.observed:
@@ -418,6 +430,7 @@ class Engine:
             preemptions=scheduler.preemptions if scheduler else 0,
             lost=scheduler.losses if scheduler else 0,
             wasted_tokens=scheduler.wasted if scheduler else 0,
+            prefix=scheduler.prefix_stats if scheduler else PrefixStats(),
         )
 
 

@@ -5,6 +5,7 @@ The only module that applies patches: explicitly, before a model is built.
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -102,8 +103,9 @@ def load_model(
         kv_bytes_per_token=kv_bytes,
         kv_dtype=kv_type,
         vision=processor is not None,
+        memory_bytes=_memory(),
     )
-    return LoadedModel(info, tokenizer, runner, processor)
+    return LoadedModel(info, tokenizer, runner, processor, runner.prefix)
 
 
 def _load(folder: Path) -> tuple[nn.Module, dict[str, Any]]:
@@ -195,6 +197,15 @@ def device_name() -> str:
     info = mx.device_info() if hasattr(mx, "device_info") else {}
     name = str(info.get("device_name", "")).strip()
     return name or ("CPU" if mx.default_device() == mx.cpu else "GPU")
+
+
+def _memory() -> int:
+    """Bytes that may be used of the device's memory."""
+    info = mx.device_info()
+    for key in ("max_recommended_working_set_size", "total_memory", "memory_size"):
+        if info.get(key):
+            return int(info[key])
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 0
 
 
 def _one_line(error: Exception, folder: Path) -> str:
