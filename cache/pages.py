@@ -220,9 +220,10 @@ class PageFormat:
 
 
 def cache_planes(layer: Layer, cache: Any) -> Planes:
-    """What a sliding-window layer's cache holds, oldest token first."""
-    assert isinstance(layer, CohortKV)
-    return layer.planes_of(cache) if int(cache.offset) else ()
+    """What a sliding-window layer's cache holds of its window, oldest token first. Behind a chunk of
+    prefill it holds more, which its next step drops."""
+    assert isinstance(layer, CohortKV) and layer.window is not None
+    return [plane[:, :, -layer.window :] for plane in layer.planes_of(cache)] if int(cache.offset) else ()
 
 
 def aligned(size: int) -> int:

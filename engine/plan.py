@@ -90,10 +90,6 @@ class StepPlan:
     `decode`, save."""
 
     number: int
-    drop: tuple[int, ...] = ()
-    """Pages, by id, that are kept no longer."""
-    keep: tuple[Save, ...] = ()
-    """Of rows that end; what they hold before this step."""
     release: tuple[int, ...] = ()
     """Rows whose state is dropped first. Unknown ids are ignored."""
     admit: tuple[NewRow, ...] = ()
@@ -106,6 +102,10 @@ class StepPlan:
     of a row whose images are not all encoded encodes the rest first."""
     save: tuple[Save, ...] = ()
     """Of rows in `prefill`; what they hold after this step."""
+    drop: tuple[int, ...] = ()
+    """Pages, by id, that are kept no longer."""
+    keep: tuple[Save, ...] = ()
+    """Of rows that end; what they hold before this step."""
 
     @property
     def idle(self) -> bool:

@@ -107,16 +107,18 @@ class PrefixIndex:
         digests = chain.digests(limit // block)
         blocks = bisect(len(digests), lambda n: digests[n - 1] in self._nodes)
         node = self._nodes[digests[blocks - 1]] if blocks else None
-        rest = chain.tokens[blocks * block : min(limit, (blocks + 1) * block)]
         if not self.spec.checkpointed:
+            rest = chain.tokens[blocks * block : min(limit, (blocks + 1) * block)]
             best, tokens = self._longest_child(chain.root, node, rest)
             return Hit(blocks * block + tokens, best) if tokens else Hit(blocks * block, node)
-        for child in reversed(self._children(chain.root, node).get(rest[0], []) if rest else []):
-            if child.checkpoint is not None and child.tokens == tuple(rest[: len(child.tokens)]):
-                return Hit(child.stop, child)
-        while node is not None and node.checkpoint is None:
+        while True:
+            start = node.stop if node is not None else 0
+            rest = chain.tokens[start : min(limit, start + block)]
+            if (end := self._longest_end(chain.root, node, rest)) is not None:
+                return Hit(end.stop, end)
+            if node is None or node.checkpoint is not None:
+                return Hit(start, node)
             node = node.parent
-        return Hit(node.stop, node) if node is not None else Hit()
 
     def use(self, hit: Hit) -> tuple[tuple[Page, ...], Page | None]:
         """The pages to restore and the checkpoint, now used last of all."""
@@ -133,6 +135,16 @@ class PrefixIndex:
     def _children(self, root: bytes, node: Node | None) -> dict[int, list[Node]]:
         """A node's, or where there is none those that begin a sequence under `root`."""
         return node.children if node is not None else self._roots.get(root, {})
+
+    def _longest_end(self, root: bytes, node: Node | None, rest: list[int]) -> Node | None:
+        """The longest child with a checkpoint of whose tokens `rest` has all."""
+        children = self._children(root, node).get(rest[0], []) if rest else []
+        whole = [
+            child
+            for child in children
+            if child.checkpoint is not None and child.tokens == tuple(rest[: len(child.tokens)])
+        ]
+        return max(whole, key=lambda child: len(child.tokens), default=None)
 
     def _longest_child(self, root: bytes, node: Node | None, rest: list[int]) -> tuple[Node | None, int]:
         best, length = None, 0
