@@ -417,9 +417,7 @@ class Scheduler:
         media = row.request.media if row.unseen else None
         prompt = row.request.prompt_token_ids if media is not None else ()
         known = row.known if row.request.sampling.counts_tokens else ()
-        return NewRow(
-            row.id, row.request.sampling, row.seed, row.drawn, media, prompt, known, restore
-        )
+        return NewRow(row.id, row.request.sampling, row.seed, row.drawn, media, prompt, known, restore)
 
     def _launch_span(self, row: Row, tokens: int) -> Span:
         assert row.id is not None
