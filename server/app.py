@@ -13,7 +13,7 @@ from chairlift.server import errors
 from chairlift.server.anthropic.errors import error_response, is_anthropic
 from chairlift.server.context import Context
 from chairlift.server.metrics import ServerMetrics
-from chairlift.server.routes import chat, completions, health, messages, models, tokenize
+from chairlift.server.routes import chat, completions, health, messages, models, responses, tokenize
 from chairlift.server.routes import metrics as metrics_route
 from chairlift.server.settings import ServerSettings
 
@@ -33,7 +33,7 @@ def create_app(engine: Engine, settings: ServerSettings, metrics: ServerMetrics)
     app.state.context = Context(engine, settings, metrics)
     metrics.watch(engine)
     errors.install(app, _respond)
-    for routes in (models, chat, completions, messages, tokenize, health, metrics_route):
+    for routes in (models, chat, completions, responses, messages, tokenize, health, metrics_route):
         app.include_router(routes.router)
     return app
 

@@ -14,6 +14,7 @@ from chairlift.engine.plan import ModelInfo
 from chairlift.server.logprobs import TokenTexts
 from chairlift.server.media.images import ImageReader
 from chairlift.server.metrics import ServerMetrics
+from chairlift.server.responses.registry import Responses
 from chairlift.server.settings import ServerSettings
 
 
@@ -25,11 +26,13 @@ class Context:
     settings: ServerSettings
     metrics: ServerMetrics
     images: ImageReader = field(init=False)
+    responses: Responses = field(init=False)
     _token_texts: TokenTexts | None = field(default=None, init=False)
     _fingerprint: str | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         self.images = ImageReader(self.settings.media)
+        self.responses = Responses(self.settings.responses)
 
     def admit(self) -> None:
         """Raises: EngineStopped before the model is loaded and from the start of the drain on."""

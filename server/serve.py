@@ -24,6 +24,7 @@ from chairlift.server.app import create_app
 from chairlift.server.connection import Connection
 from chairlift.server.descriptors import Complaints, raise_limit
 from chairlift.server.metrics import ServerMetrics
+from chairlift.server.responses.database import StoreFault
 from chairlift.server.settings import ServerSettings
 
 __all__ = ["EngineConfig", "ServeOptions", "ServerSettings", "Serving", "run_server", "serve_engine"]
@@ -159,7 +160,15 @@ async def serve_engine(
     raise_limit()
     asyncio.get_running_loop().set_exception_handler(Complaints())
     stop = _install_signals()
-    server = _Server(_uvicorn_config(create_app(engine, settings, metrics), access_log))
+    app = create_app(engine, settings, metrics)
+    responses = app.state.context.responses
+    try:
+        await responses.store.open()
+    except StoreFault as fault:
+        await responses.close()
+        complain(str(fault))
+        return 1
+    server = _Server(_uvicorn_config(app, access_log))
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     stopping = asyncio.create_task(stop.wait())
     loading = asyncio.create_task(engine.start())
@@ -180,6 +189,7 @@ async def serve_engine(
     server.cut()
     await serving
     stopping.cancel()
+    await responses.close()
     if engine.wedged:
         complain("The model does not come back from a step; it is left behind.")
         _end_process(1)

@@ -30,6 +30,20 @@ class MediaSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class ResponsesSettings:
+    """What is kept of `/v1/responses`; beyond a bound the least recently used goes first."""
+
+    keep: bool = True
+    path: Path | None = None
+    """An SQLite file; None keeps them in memory."""
+    max_count: int = 10_000
+    max_bytes: int = 256 * 2**20
+    """Of requests and answers, as JSON."""
+    max_age_s: float = 30 * 86400.0
+    """Since the last use."""
+
+
+@dataclass(frozen=True, slots=True)
 class ServerSettings:
     """Fixed for the life of an app."""
 
@@ -46,3 +60,4 @@ class ServerSettings:
     ping_s: float = 15.0
     """Seconds between the comments that keep a silent stream open through proxies."""
     media: MediaSettings = field(default_factory=MediaSettings)
+    responses: ResponsesSettings = field(default_factory=ResponsesSettings)

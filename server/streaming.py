@@ -32,13 +32,14 @@ class Cancellable(Protocol):
     def cancel(self) -> None: ...
 
 
-def frame(payload: Payload) -> bytes:
+def frame(payload: Payload, event: str | None = None) -> bytes:
     """One server-sent event. JSON has no raw line breaks, so one `data` line holds it."""
-    return b"data: " + dump(payload) + b"\n\n"
+    name = b"" if event is None else b"event: " + event.encode() + b"\n"
+    return name + b"data: " + dump(payload) + b"\n\n"
 
 
 def error_frame(error: APIError) -> bytes:
-    return b"event: error\ndata: " + dump(error.envelope()) + b"\n\n"
+    return frame(error.envelope(), "error")
 
 
 DONE = b"data: [DONE]\n\n"

@@ -112,13 +112,27 @@ def serve(
         float, typer.Option(min=0.1, help="Seconds that fetching one image may take.")
     ] = 10.0,
     media_limit: Annotated[float, typer.Option(min=0.001, help="Largest image file, in MiB.")] = 20.0,
+    responses_store: Annotated[
+        str,
+        typer.Option(
+            metavar="PATH|memory|off",
+            help="Where /v1/responses keeps what later requests refer to: an SQLite file, memory, or off.",
+        ),
+    ] = "memory",
+    responses_limit: Annotated[
+        float, typer.Option(min=0.001, help="MiB of responses kept; the least recently used go first.")
+    ] = 256.0,
+    responses_count: Annotated[int, typer.Option(min=1, help="Responses kept at most.")] = 10_000,
+    responses_days: Annotated[
+        float, typer.Option(min=0.001, help="Days since its last use that a response is kept.")
+    ] = 30.0,
     access_log: Annotated[bool, typer.Option("--access-log", help="Log every request.")] = False,
     log_level: Annotated[LogLevel, typer.Option(help="Least severe messages to log.")] = LogLevel.WARNING,
 ) -> int:
     """Serve a model over HTTP until SIGTERM or Ctrl-C."""
     from chairlift.engine.config import EngineConfig
     from chairlift.server.serve import ServeOptions, run_server
-    from chairlift.server.settings import MediaSettings, ServerSettings
+    from chairlift.server.settings import MediaSettings, ResponsesSettings, ServerSettings
 
     set_up_logging(log_level, access_log=access_log)
     options = ServeOptions(
@@ -145,6 +159,13 @@ def serve(
                 timeout_s=media_timeout,
                 max_bytes=round(media_limit * MEBIBYTE),
                 max_total_bytes=round(4 * media_limit * MEBIBYTE),
+            ),
+            responses=ResponsesSettings(
+                keep=responses_store != "off",
+                path=None if responses_store in ("memory", "off") else Path(responses_store),
+                max_count=responses_count,
+                max_bytes=round(responses_limit * MEBIBYTE),
+                max_age_s=responses_days * 86400,
             ),
         ),
     )

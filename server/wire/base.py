@@ -48,11 +48,9 @@ class StreamOptions(Wire):
     """vLLM's; only false is served."""
 
 
-class Sampled(Wire):
-    """What chat and text completions have in common."""
+class Drawn(Wire):
+    """How tokens are drawn, under names that all of OpenAI's surfaces share."""
 
-    model: str
-    max_tokens: Count | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: Count | None = None
@@ -65,11 +63,18 @@ class Sampled(Wire):
     min_tokens: Count | None = None
     xtc_probability: float | None = None
     xtc_threshold: float | None = None
-    n: Count | None = None
     seed: int | None = None
     stop: Stop | None = None
     stop_token_ids: list[Count] | None = None
     ignore_eos: bool | None = None
+
+
+class Sampled(Drawn):
+    """What chat and text completions have in common."""
+
+    model: str
+    max_tokens: Count | None = None
+    n: Count | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: str | None = None

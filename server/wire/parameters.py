@@ -75,6 +75,19 @@ _COMPLETIONS: Neutral = {
     "suffix": ("",),
 }
 
+_RESPONSES: Neutral = {
+    "access_programs": (),
+    "background_options": (),
+    "context_management": ([],),
+    "conversation": (),
+    "image": (),
+    "moderation": (),
+    "prompt": (),
+    "prompt_cache_options": (),
+    "prompt_cache_retention": (),
+    "service_tier": ("auto", "default"),
+}
+
 
 _COUNT_TOKENS: Neutral = {
     # Anthropic
@@ -120,3 +133,4 @@ CHAT = Surface(MappingProxyType({**_BOTH, **_CHAT}))
 COMPLETIONS = Surface(MappingProxyType({**_BOTH, **_COMPLETIONS}))
 COUNT_TOKENS = Surface(MappingProxyType(_COUNT_TOKENS))
 MESSAGES = Surface(MappingProxyType(_MESSAGES))
+RESPONSES = Surface(MappingProxyType(_RESPONSES))

@@ -98,6 +98,7 @@ async def lift(
     finally:
         runner.open_gate()
         await engine.stop()
+        await app.state.context.responses.close()
         assert runner.violations == []
 
 
