@@ -91,8 +91,7 @@ class MessageEncoder:
                 yield from self._reasoning(event.text)
             case ToolCallStart():
                 yield from self._close()
-                name, id = event.name, "toolu_" + event.id.removeprefix("call_")
-                yield self._start("tool_use", {"id": id, "name": name, "input": {}})
+                yield self._start("tool_use", {"id": event.id, "name": event.name, "input": {}})
             case ToolCallArguments():
                 if event.text:
                     yield self._delta({"type": "input_json_delta", "partial_json": event.text})

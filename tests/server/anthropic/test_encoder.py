@@ -122,7 +122,7 @@ def test_a_stream_with_everything() -> None:
         {
             "type": "content_block_start",
             "index": 2,
-            "content_block": {"type": "tool_use", "id": "toolu_0", "name": "look", "input": {}},
+            "content_block": {"type": "tool_use", "id": "call_0", "name": "look", "input": {}},
         },
         {
             "type": "content_block_delta",
@@ -138,7 +138,7 @@ def test_a_stream_with_everything() -> None:
         {
             "type": "content_block_start",
             "index": 3,
-            "content_block": {"type": "tool_use", "id": "toolu_1", "name": "wait", "input": {}},
+            "content_block": {"type": "tool_use", "id": "call_1", "name": "wait", "input": {}},
         },
         {
             "type": "content_block_delta",
