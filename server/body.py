@@ -193,6 +193,8 @@ def explain(error: ValidationError) -> APIError:
     if kind == "none_required":
         return unsupported(param, f"{param} is not supported.")
     if kind == "union_tag_invalid":
+        if "content" not in param:
+            return unsupported(param, f"{_tag(first)} is not supported in {param}.")
         return unsupported(
             param, f"{_tag(first)} parts are not supported in {param}: this server reads text and images."
         )

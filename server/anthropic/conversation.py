@@ -11,10 +11,12 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from chairlift.server.anthropic.context import CLEARED, clears_inputs
 from chairlift.server.anthropic.signature import sealed_thinking
 from chairlift.server.errors import APIError, invalid, unsupported
 from chairlift.server.wire.messages import (
     Block,
+    ClearToolUses,
     DocumentBlock,
     ImageBlock,
     Message,
@@ -39,6 +41,8 @@ class Part:
 
     fields: Fields
     place: str
+    result: str | None = None
+    """The result of a tool that it was moved out of."""
 
 
 @dataclass(slots=True)
@@ -54,12 +58,24 @@ class Turn:
     exchange: int = 0
     """Counts what the user said, results of tools aside."""
 
+    @property
+    def message(self) -> Fields:
+        content = [part.fields for part in self.parts]
+        message: Fields = {"role": self.role, "content": content or "", **self.more}
+        if self.calls:
+            message["tool_calls"] = self.calls
+        if self.thinking:
+            message["reasoning_content"] = "\n".join(self.thinking)
+        return message
+
 
 class Conversation:
-    """Args: keep_thinking: so many of the last exchanges with thinking keep it; None: all."""
+    """One request's: opened, filled, and cleared of what is old."""
 
-    def __init__(self, keep_thinking: int | None = None) -> None:
-        self._keep_thinking = keep_thinking
+    def __init__(self) -> None:
+        self.cleared_thinking: list[str] = []
+        """What `clear` left out, exchange by exchange."""
+        self.cleared_results = 0
         self._turns: list[Turn] = []
         self._exchange = 0
         self._tool_names: dict[str, str] = {}
@@ -89,11 +105,27 @@ class Conversation:
         else:
             self._question(blocks, message.role, place)
 
+    def clear(self, keep_thinking: int | None, results: ClearToolUses | None) -> None:
+        """Leave out what is old, once all messages are added.
+
+        Args:
+            keep_thinking: so many of the last exchanges with thinking keep it; None: all.
+            results: says which results of tools go, and which arguments of their calls; None: none.
+        """
+        if keep_thinking is not None:
+            exchanges = sorted({turn.exchange for turn in self._turns if turn.thinking})
+            for exchange in exchanges[:-keep_thinking]:
+                turns = [turn for turn in self._turns if turn.exchange == exchange]
+                self.cleared_thinking.append("\n".join(text for turn in turns for text in turn.thinking))
+                for turn in turns:
+                    turn.thinking.clear()
+        if results is not None:
+            self._clear_results(results)
+
     @property
     def messages(self) -> list[Fields]:
         """Of a chat request."""
-        old = self._old_exchanges()
-        return [_chat_message(turn, shows_thinking=turn.exchange not in old) for turn in self._turns]
+        return [turn.message for turn in self._turns]
 
     @property
     def places(self) -> dict[str, str]:
@@ -107,18 +139,23 @@ class Conversation:
         return found
 
     @property
-    def cleared(self) -> list[str]:
-        """The thinking that `messages` leaves out, exchange by exchange."""
-        return [
-            "\n".join(text for turn in self._turns if turn.exchange == old for text in turn.thinking)
-            for old in sorted(self._old_exchanges())
-        ]
+    def results(self) -> int:
+        return sum(turn.role == "tool" for turn in self._turns)
 
-    def _old_exchanges(self) -> set[int]:
-        if self._keep_thinking is None:
-            return set()
-        exchanges = sorted({turn.exchange for turn in self._turns if turn.thinking})
-        return set(exchanges[: -self._keep_thinking])
+    def _clear_results(self, edit: ClearToolUses) -> None:
+        results = [turn for turn in self._turns if turn.role == "tool"]
+        old = results[: max(len(results) - edit.keep.value, 0)]
+        old = [turn for turn in old if turn.more.get("name") not in (edit.exclude_tools or ())]
+        self.cleared_results = len(old)
+        for turn in old:
+            turn.parts = [_text(CLEARED, turn.place)]
+        places = {turn.place for turn in old}
+        calls = {turn.more["tool_call_id"] for turn in old if clears_inputs(edit, str(turn.more.get("name")))}
+        for turn in self._turns:
+            turn.calls = [_without_input(call) if call["id"] in calls else call for call in turn.calls]
+            if turn.role == "user":
+                turn.parts = [part for part in turn.parts if part.result not in places]
+        self._turns = [turn for turn in self._turns if turn.parts or turn.role != "user"]
 
     def _turn(self, role: str, place: str) -> Turn:
         """The last one, if it is of the same role."""
@@ -179,17 +216,13 @@ class Conversation:
         if name is not None:
             turn.more["name"] = name
         self._turns.append(turn)
-        return [part for part in parts if part.fields["type"] != "text"]
+        return [Part(part.fields, part.place, place) for part in parts if part.fields["type"] != "text"]
 
 
-def _chat_message(turn: Turn, *, shows_thinking: bool) -> Fields:
-    content: object = [part.fields for part in turn.parts]
-    message: Fields = {"role": turn.role, "content": content or "", **turn.more}
-    if turn.calls:
-        message["tool_calls"] = turn.calls
-    if turn.thinking and shows_thinking:
-        message["reasoning_content"] = "\n".join(turn.thinking)
-    return message
+def _without_input(call: Fields) -> Fields:
+    function = call["function"]
+    assert isinstance(function, dict)
+    return {**call, "function": {**function, "arguments": "{}"}}
 
 
 def _parts(block: ResultBlock, place: str) -> list[Part]:

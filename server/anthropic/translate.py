@@ -6,10 +6,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from chairlift.server.anthropic.context import thinking_to_keep
 from chairlift.server.anthropic.conversation import Conversation
 from chairlift.server.anthropic.tools import tools_of
 from chairlift.server.errors import APIError, invalid
-from chairlift.server.wire.messages import CountTokensRequest, MessagesRequest
+from chairlift.server.wire.messages import ClearToolUses, CountTokensRequest, MessagesRequest
 
 EFFORTS = {"xhigh": "high", "max": "high"}
 """OpenAI's `reasoning_effort` for Anthropic's, where it has no such value."""
@@ -35,7 +36,10 @@ class Translation:
     chat: dict[str, object]
     places: dict[str, str]
     cleared: list[str] = field(default_factory=list)
-    """Thinking that `context_management` took out of the conversation, turn by turn."""
+    """Thinking that `context_management` took out of the conversation, exchange by exchange."""
+    results: int = 0
+    """Results of tools in the conversation."""
+    cleared_results: int = 0
 
     def relocate(self, error: APIError) -> APIError:
         """The same refusal, with the client's own words for the place."""
@@ -50,12 +54,13 @@ class Translation:
         return APIError(error.status, message, kind=error.kind, param=place, code=error.code)
 
 
-def translate(wire: CountTokensRequest) -> Translation:
+def translate(wire: CountTokensRequest, clear_results: ClearToolUses | None = None) -> Translation:
     """Raises: APIError: 400, for what does not go together."""
-    conversation = Conversation(keep_thinking=_thinking_turns(wire))
+    conversation = Conversation()
     conversation.open(wire.system)
     for index, message in enumerate(wire.messages):
         conversation.add(message, f"messages[{index}]")
+    conversation.clear(thinking_to_keep(wire), clear_results)
     chat: dict[str, object] = {
         "model": wire.model,
         "messages": conversation.messages,
@@ -70,27 +75,9 @@ def translate(wire: CountTokensRequest) -> Translation:
         for name in ("stream", "temperature", "top_k", "top_p"):
             chat[name] = getattr(wire, name)
     given = {name: value for name, value in chat.items() if value is not None}
-    return Translation(given, places, conversation.cleared)
-
-
-def _thinking_turns(wire: CountTokensRequest) -> int | None:
-    """How many of the last turns keep their thinking; None: all."""
-    edits = (wire.context_management and wire.context_management.edits) or []
-    turns: int | None = None
-    for edit in edits:
-        if edit.keep == "all":
-            continue
-        keep = edit.keep
-        assert not isinstance(keep, str)
-        if keep is not None and keep.type == "all":
-            continue
-        # One turn is Anthropic's default.
-        kept = 1 if keep is None or keep.value is None else keep.value
-        if kept < 1:
-            where = f"context_management.edits[{edits.index(edit)}].keep.value"
-            raise invalid(f"{where} must be at least 1.", where, "invalid_value")
-        turns = kept if turns is None else min(turns, kept)
-    return turns
+    return Translation(
+        given, places, conversation.cleared_thinking, conversation.results, conversation.cleared_results
+    )
 
 
 def _thinking(wire: CountTokensRequest) -> dict[str, object]:

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import uuid
 from collections.abc import AsyncGenerator
-from typing import TypeVar
+from dataclasses import dataclass, field
 
 from fastapi import APIRouter, Request
 from sse_starlette import ServerSentEvent
@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from chairlift.engine.errors import EngineError
 from chairlift.engine.output.stream import ParsedStream, parsed
-from chairlift.engine.plan import Tokenizer
+from chairlift.server.anthropic.context import is_due, is_worth, results_to_clear
 from chairlift.server.anthropic.encoder import MessageEncoder, MessageHead, Payload, WholeMessage
 from chairlift.server.anthropic.errors import error_frame, request_id_of
 from chairlift.server.anthropic.translate import Translation, translate
@@ -32,29 +32,49 @@ from chairlift.server.wire.parameters import CHAT, COUNT_TOKENS, MESSAGES, Surfa
 logger = logging.getLogger("chairlift.server")
 router = APIRouter(prefix="/v1/messages")
 
-W = TypeVar("W", bound=CountTokensRequest)
+
+@dataclass(slots=True)
+class Ready:
+    """A request that can be answered or counted."""
+
+    wire: CountTokensRequest
+    prepared: Prepared
+    applied_edits: list[Payload] = field(default_factory=list)
+    cleared_tokens: int = 0
+
+    @property
+    def tokens(self) -> int:
+        return _size(self.prepared)
+
+    def clear(self, edit: str, unit: str, count: int, tokens: int) -> None:
+        """Tell of an edit of the context that took `tokens` out of the prompt."""
+        self.applied_edits.append(
+            {"type": f"clear_{edit}", f"cleared_{unit}": count, "cleared_input_tokens": tokens}
+        )
+        self.cleared_tokens += tokens
 
 
 @router.post("")
 async def messages(http: Request) -> Response:
     context = context_of(http)
     message_id = "msg_" + uuid.uuid4().hex
-    wire, translation, prepared = await _prepare(http, MessagesRequest, MESSAGES, message_id)
-    (request,) = prepared.requests
-    thinking = wire.thinking
+    ready = await _prepare(http, MessagesRequest, MESSAGES, message_id)
+    wire = ready.wire
     head = MessageHead(
         message_id,
         context.engine.info.name,
-        len(request.prompt_token_ids),
-        omits_thinking=thinking is not None and thinking.display == "omitted",
-        context_management=await _applied_edits(wire, translation, context.engine.tokenizer),
+        ready.tokens,
+        omits_thinking=wire.thinking is not None and wire.thinking.display == "omitted",
+        context_management=None
+        if wire.context_management is None
+        else {"applied_edits": ready.applied_edits},
     )
     encoder = MessageEncoder(head)
     request_id = request_id_of(http.scope)
     headers = {"request-id": request_id, "X-Request-Id": message_id}
-    (handle,) = submit(context.engine, prepared.requests, "messages")
-    stream = parsed(handle, prepared.make_parser())
-    if prepared.stream:
+    (handle,) = submit(context.engine, ready.prepared.requests, "messages")
+    stream = parsed(handle, ready.prepared.make_parser())
+    if ready.prepared.stream:
         frames = _frames(stream, encoder, request_id)
         return EventStream([stream], frames, headers, context.settings.ping_s, _ping)
     payload = await unless_gone(http, [stream], _whole(stream, encoder))
@@ -65,18 +85,14 @@ async def messages(http: Request) -> Response:
 
 @router.post("/count_tokens")
 async def count_tokens(http: Request) -> Response:
-    wire, translation, prepared = await _prepare(http, CountTokensRequest, COUNT_TOKENS, "count")
-    tokens = len(prepared.requests[0].prompt_token_ids)
-    payload: Payload = {"input_tokens": tokens}
-    if wire.context_management is not None:
-        cleared = await asyncio.to_thread(_cleared_tokens, translation, context_of(http).engine.tokenizer)
-        payload["context_management"] = {"original_input_tokens": tokens + cleared}
+    ready = await _prepare(http, CountTokensRequest, COUNT_TOKENS, "count")
+    payload: Payload = {"input_tokens": ready.tokens}
+    if ready.wire.context_management is not None:
+        payload["context_management"] = {"original_input_tokens": ready.tokens + ready.cleared_tokens}
     return PayloadResponse(payload, headers={"request-id": request_id_of(http.scope)})
 
 
-async def _prepare(
-    http: Request, form: type[W], surface: Surface, request_id: str
-) -> tuple[W, Translation, Prepared]:
+async def _prepare(http: Request, form: type[CountTokensRequest], surface: Surface, request_id: str) -> Ready:
     """Raises: APIError with 4xx, which names places as the client does."""
     context = context_of(http)
     context.admit()
@@ -84,9 +100,30 @@ async def _prepare(
     raw = await read_body(http, settings.max_body_bytes, settings.body_patience_s)
     wire = await asyncio.to_thread(parse, raw, form, surface, settings.max_json_depth)
     translation = await asyncio.to_thread(translate, wire)
+    prepared = await _render(translation, request_id, context)
+    ready = Ready(wire, prepared)
+    if translation.cleared:
+        ready.clear(
+            "thinking_20251015",
+            "thinking_turns",
+            len(translation.cleared),
+            await asyncio.to_thread(_tokens_of, translation.cleared, context),
+        )
+    edit = results_to_clear(wire)
+    if edit is not None and is_due(edit, ready.tokens, translation.results):
+        shorter = await asyncio.to_thread(translate, wire, edit)
+        without = await _render(shorter, request_id, context)
+        saved = ready.tokens - _size(without)
+        if is_worth(edit, saved):
+            ready.prepared = without
+            ready.clear("tool_uses_20250919", "tool_uses", shorter.cleared_results, saved)
+    return ready
+
+
+async def _render(translation: Translation, request_id: str, context: Context) -> Prepared:
     try:
         chat = await asyncio.to_thread(_check, translation, context)
-        return wire, translation, await prepare_conversation(chat, request_id, context)
+        return await prepare_conversation(chat, request_id, context)
     except APIError as error:
         raise translation.relocate(error) from None
 
@@ -97,23 +134,13 @@ def _check(translation: Translation, context: Context) -> ParsedChat:
     return check_chat(chat, engine.tokenizer, engine.info, takes_images=engine.processor is not None)
 
 
-async def _applied_edits(
-    wire: CountTokensRequest, translation: Translation, tokenizer: Tokenizer
-) -> Payload | None:
-    if wire.context_management is None:
-        return None
-    if not translation.cleared:
-        return {"applied_edits": []}
-    edit = {
-        "type": "clear_thinking_20251015",
-        "cleared_thinking_turns": len(translation.cleared),
-        "cleared_input_tokens": await asyncio.to_thread(_cleared_tokens, translation, tokenizer),
-    }
-    return {"applied_edits": [edit]}
+def _size(prepared: Prepared) -> int:
+    return len(prepared.requests[0].prompt_token_ids)
 
 
-def _cleared_tokens(translation: Translation, tokenizer: Tokenizer) -> int:
-    return sum(len(tokenizer.encode(text, add_special_tokens=False)) for text in translation.cleared)
+def _tokens_of(texts: list[str], context: Context) -> int:
+    encode = context.engine.tokenizer.encode
+    return sum(len(encode(text, add_special_tokens=False)) for text in texts)
 
 
 def frame(payload: Payload) -> bytes:

@@ -239,20 +239,54 @@ class OutputConfig(Wire):
     task_budget: None = None
 
 
-class Keep(Wire):
+class KeepThinking(Wire):
     type: Literal["thinking_turns", "all"]
-    value: Count | None = None
+    value: Annotated[Count, Field(ge=1)] | None = None
 
 
-class Edit(Wire):
+class ClearThinking(Wire):
     type: Literal["clear_thinking_20251015"]
     keep: (
         Annotated[
-            Annotated[Literal["all"], TEXT] | Annotated[Keep, Tag("<object>")],
+            Annotated[Literal["all"], TEXT] | Annotated[KeepThinking, Tag("<object>")],
             Discriminator(lambda value: "<text>" if isinstance(value, str) else "<object>"),
         ]
         | None
     ) = None
+
+
+class InputTokens(Wire):
+    type: Literal["input_tokens"]
+    value: Annotated[Count, Field(ge=0)]
+
+
+class ToolUses(Wire):
+    type: Literal["tool_uses"]
+    value: Annotated[Count, Field(ge=0)]
+
+
+class ClearToolUses(Wire):
+    """The defaults are Anthropic's."""
+
+    type: Literal["clear_tool_uses_20250919"]
+    trigger: Annotated[
+        Annotated[InputTokens, Tag("<input_tokens>")] | Annotated[ToolUses, Tag("<tool_uses>")],
+        Discriminator(kind),
+    ] = InputTokens(type="input_tokens", value=100_000)
+    keep: ToolUses = ToolUses(type="tool_uses", value=3)
+    clear_at_least: InputTokens | None = None
+    exclude_tools: list[str] | None = None
+    clear_tool_inputs: Annotated[
+        Annotated[bool | None, Tag("<boolean>")] | Annotated[list[str], Tag("<texts>")],
+        Discriminator(lambda value: "<texts>" if isinstance(value, list) else "<boolean>"),
+    ] = None
+
+
+Edit = Annotated[
+    Annotated[ClearThinking, Tag("<clear_thinking_20251015>")]
+    | Annotated[ClearToolUses, Tag("<clear_tool_uses_20250919>")],
+    Discriminator(kind),
+]
 
 
 class ContextManagement(Wire):

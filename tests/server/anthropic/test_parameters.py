@@ -131,8 +131,8 @@ REFUSED: list[tuple[dict[str, object], str]] = [
         "output_format",
     ),
     (
-        {"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}},
-        "context_management.edits[0].type",
+        {"context_management": {"edits": [{"type": "compact_20260112"}]}},
+        "context_management.edits[0]",
     ),
     (
         {
@@ -141,6 +141,22 @@ REFUSED: list[tuple[dict[str, object], str]] = [
             }
         },
         "context_management.edits[0].keep.value",
+    ),
+    (
+        {
+            "context_management": {
+                "edits": [{"type": "clear_tool_uses_20250919", "keep": {"type": "tool_uses", "value": -1}}]
+            }
+        },
+        "context_management.edits[0].keep.value",
+    ),
+    (
+        {
+            "context_management": {
+                "edits": [{"type": "clear_tool_uses_20250919", "trigger": {"type": "days", "value": 1}}]
+            }
+        },
+        "context_management.edits[0].trigger",
     ),
     ({"tools": [{"name": "a"}]}, "tools[0].input_schema"),
     ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools[0]"),
