@@ -35,13 +35,16 @@ from device_models import SHAPES, TINY_SHAPES, RowBytes, Shape, build, parameter
 from device_paths import (
     Deadline,
     Steps,
+    Work,
     bare,
     batch_generator,
     engine,
     equal_caches,
+    filled_rows,
     generator_work,
     joins_work,
     ours,
+    ours_filled,
     padded_caches,
     steady_work,
     unequal_work,
@@ -54,7 +57,9 @@ from chairlift.engine.models.warm import warm_up
 
 PATHS = ("bare", "unmasked", "ours", "engine", "sampled", "batch_generator")
 """`ours` is scheduler and runner without event loop and text; `sampled` the same with temperature, top_p."""
-LENGTH_PATHS = ("ours", "padded", "batch_generator")
+LENGTH_PATHS = ("ours", "ours_filled", "padded", "batch_generator")
+"""The decode step of rows that begin with caches filled at random (`ours_filled` and `batch_generator`;
+`padded` is mlx-lm's bare step over its left-padded cache), or that were prefilled (`ours`)."""
 SHORT_ROWS = 28
 LONG = (4096, 4096, 4096, 32768)
 SPREAD = tuple(round(100 * 80 ** (index / 31)) for index in range(32))
@@ -200,8 +205,18 @@ class Bench:
             caches = padded_caches(model, lengths, self.dtype, room)
             timed = bare(model, caches, len(lengths), steps, self._deadline())
         elif entry["path"] == "batch_generator":
-            work = unequal_work(lengths, steps, self.budget, shape.vocab_size)
-            timed = batch_generator(model, work, len(lengths), self._deadline())
+            joining = -(-len(lengths) // 8) + 2 * len(lengths)
+            work = Work([[1]] * len(lengths), [joining + steps] * len(lengths))
+            filled = filled_rows(model, lengths, self.dtype)
+            timed = batch_generator(model, work, len(lengths), self._deadline(), filled)
+        elif entry["path"] == "ours_filled":
+            runner = self._runner_maker(model, shape.vocab_size, entry)()
+            filled = filled_rows(model, lengths, self.dtype)
+            timed = ours_filled(runner, filled, lengths, steps, self._deadline())
+            runner.close()
+            if timed.at_full is not None:
+                entry["kv_bytes"] = timed.at_full.kv_bytes
+                entry["need_bytes"] = need.of(lengths)
         else:
             budget = self.budget if self.tiny else 4 * self.budget
             runner = self._runner_maker(model, shape.vocab_size, entry)()

@@ -21,8 +21,9 @@ from mlx_lm.models.cache import BatchKVCache, KVCache, make_prompt_cache
 from chairlift.engine.engine import Engine, EngineConfig
 from chairlift.engine.errors import EngineError
 from chairlift.engine.events import Failed, TextDelta
-from chairlift.engine.plan import LoadedModel, ModelInfo, Runner, RunnerStats
+from chairlift.engine.plan import LoadedModel, ModelInfo, NewRow, Runner, RunnerStats, Span, StepPlan
 from chairlift.engine.request import Request, SamplingParams
+from chairlift.engine.runner import MlxRunner
 from chairlift.engine.scheduler import Scheduler
 
 CONTEXT = 131072
@@ -120,6 +121,25 @@ def padded_caches(model: nn.Module, lengths: Sequence[int], dtype: mx.Dtype, roo
             cache._idx = longest
             mx.eval(cache.keys, cache.values, cache.left_padding, cache.offset)
     return caches
+
+
+def filled_rows(model: nn.Module, lengths: Sequence[int], dtype: mx.Dtype) -> list[list[Any]]:
+    """Caches of one request each that hold so many tokens, filled at random: what a prefill would leave."""
+    one: list[Any] = make_prompt_cache(model)
+    mx.eval(model(mx.ones((1, 1), dtype=mx.int32), cache=one))
+    rows = []
+    for length in lengths:
+        caches: list[Any] = make_prompt_cache(model)
+        for cache, like in zip(caches, one, strict=True):
+            if isinstance(cache, KVCache):
+                shapes = [(1, a.shape[1], length, a.shape[3]) for a in (like.keys, like.values)]
+                cache.keys, cache.values = (mx.random.normal(shape, dtype=dtype) for shape in shapes)
+                cache.offset = length
+            else:
+                cache.cache = [mx.array(array) for array in like.cache]
+        mx.eval([cache.state for cache in caches])
+        rows.append(caches)
+    return rows
 
 
 def bare(model: nn.Module, caches: list[Any], rows: int, steps: int, deadline: Deadline) -> Steps:
@@ -295,10 +315,50 @@ def _engine_steps(answers: Sequence[_Answer], rows: int, start: float, *, cut: b
     return timed
 
 
+def ours_filled(
+    runner: MlxRunner, caches: Sequence[list[Any]], lengths: Sequence[int], steps: int, deadline: Deadline
+) -> Steps:
+    """Our runner's decode step alone, over rows that begin with these caches."""
+    rows = range(1, len(lengths) + 1)
+    runner.step(
+        StepPlan(1, admit=tuple(NewRow(row, SamplingParams(temperature=0), seed=row) for row in rows))
+    )
+    for row, filled, length in zip(rows, caches, lengths, strict=True):
+        # There is no way in but through prompts; a prefill of these would measure something else.
+        resident = runner._residents.rows[row]
+        resident.caches, resident.held = filled, length
+    first = tuple(Span(row, length, (1,), last=True) for row, length in zip(rows, lengths, strict=True))
+    runner.step(StepPlan(2, prefill=first))
+    timed = Steps(lengths=list(lengths))
+    start = last = time.perf_counter()
+    for number in range(3, steps + WARM_STEPS + 3):
+        runner.step(StepPlan(number, decode=tuple(rows)))
+        now = time.perf_counter()
+        timed.seconds.append(now - last)
+        timed.drawn += len(lengths)
+        if number == 3 + WARM_STEPS:
+            timed.at_full = runner.stats()
+            now = time.perf_counter()
+        last = now
+        if deadline.passed:
+            timed.cut = True
+            break
+    timed.wall = last - start
+    runner.step(StepPlan(number + 1, release=tuple(rows)))
+    return timed
+
+
 # mlx-lm's
 
 
-def batch_generator(model: nn.Module, work: Work, rows: int, deadline: Deadline) -> Steps:
+def batch_generator(
+    model: nn.Module,
+    work: Work,
+    rows: int,
+    deadline: Deadline,
+    caches: Sequence[list[Any]] | None = None,
+) -> Steps:
+    """`caches`: what the rows hold before their prompts."""
     generator = BatchGenerator(
         model,
         completion_batch_size=rows,
@@ -307,7 +367,7 @@ def batch_generator(model: nn.Module, work: Work, rows: int, deadline: Deadline)
     )
     timed = Steps()
     try:
-        left = set(generator.insert(work.prompts, work.answers))
+        left = set(generator.insert(work.prompts, work.answers, caches=caches))
         start = last = time.perf_counter()
         while left and not timed.cut:
             prompts, drawn = generator.next()
