@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from types import TracebackType
 
-from chairlift.engine.events import Event, Failed, Finished, TextDelta, TokenLogprob
+from chairlift.engine.events import Event, Failed, Finished, FinishReason, TextDelta, TokenLogprob
 from chairlift.engine.request import Request
 from chairlift.engine.row import RequestTiming
 
@@ -76,17 +76,21 @@ class RequestHandle:
     """
 
     def __init__(
-        self, request: Request, timing: RequestTiming, mailbox: Mailbox, cancel: Callable[[], None]
+        self, request: Request, timing: RequestTiming, mailbox: Mailbox, end: Callable[[FinishReason], None]
     ) -> None:
         self.request = request
         self.timing = timing
         self._mailbox = mailbox
-        self._cancel = cancel
+        self._end = end
         self._loop = asyncio.get_running_loop()
 
     def cancel(self) -> None:
         """End the request with `Finished(abort)`, unless it has ended. Idempotent, at any time."""
-        self._cancel()
+        self._end(FinishReason.ABORT)
+
+    def finish(self) -> None:
+        """End the request with `Finished(stop)`, unless it has ended: the reader has all it wants."""
+        self._end(FinishReason.STOP)
 
     async def aclose(self) -> None:
         self.cancel()
@@ -116,4 +120,4 @@ class RequestHandle:
             return
         # The collector may run on any thread, and after the loop is closed.
         with suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self._cancel)
+            self._loop.call_soon_threadsafe(self._end, FinishReason.ABORT)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from chairlift.engine.plan import Tokenizer
 from chairlift.engine.request import SamplingParams
@@ -27,10 +27,15 @@ class Detokenizer:
     Method: the last few tokens are decoded again with each new one, and what is new of their text is sent.
     The window begins at a border between characters (the prefix and read offsets of Hugging Face's
     text-generation-inference).
+
+    Args:
+        visible: special tokens whose text is part of the answer's; that of the others is left out.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, visible: Collection[int] = ()) -> None:
         self._tokenizer = tokenizer
+        # A tokenizer leaves out all special tokens or none.
+        self._hidden = frozenset(tokenizer.special_tokens.values()).difference(visible) if visible else None
         self._window: list[int] = []
         self._sent = 0  # characters of the window's text already returned
         self._border = 0  # tokens of the window whose text was whole, when last it was
@@ -38,6 +43,8 @@ class Detokenizer:
 
     def add(self, token: int) -> str:
         """Text that this token completes; often the token's own, possibly empty."""
+        if self._hidden is not None and token in self._hidden:
+            return ""
         self._window.append(token)
         text = self._decode(self._window)
         whole = self._whole(text)
@@ -59,7 +66,7 @@ class Detokenizer:
         return new
 
     def _decode(self, tokens: list[int]) -> str:
-        return self._tokenizer.decode(tokens, skip_special_tokens=True)
+        return self._tokenizer.decode(tokens, skip_special_tokens=self._hidden is None)
 
     def _whole(self, text: str) -> int:
         """Characters of the window's text that no later token can change."""
@@ -138,12 +145,12 @@ class StopStrings:
 class AnswerText:
     """The text of one answer, and whether its tokens or its text end it."""
 
-    def __init__(self, tokenizer: Tokenizer, sampling: SamplingParams) -> None:
+    def __init__(self, tokenizer: Tokenizer, sampling: SamplingParams, visible: Collection[int] = ()) -> None:
         ends = set(sampling.stop_token_ids)
         if not sampling.ignore_eos:
             ends |= tokenizer.eos_token_ids
         self._ends = frozenset(ends)
-        self._detokenizer = Detokenizer(tokenizer)
+        self._detokenizer = Detokenizer(tokenizer, visible)
         self._stops = StopStrings(sampling.stop)
         self._passing = sampling.min_tokens
         self.stop: str | int | None = None

@@ -10,6 +10,7 @@ from fastapi import Request
 
 from chairlift.engine.engine import Engine
 from chairlift.engine.errors import EngineStopped
+from chairlift.engine.output.formats import OutputFormat, choose_format
 from chairlift.engine.plan import ModelInfo
 from chairlift.server.logprobs import TokenTexts
 from chairlift.server.media.images import ImageReader
@@ -28,6 +29,7 @@ class Context:
     images: ImageReader = field(init=False)
     responses: Responses = field(init=False)
     _token_texts: TokenTexts | None = field(default=None, init=False)
+    _output: OutputFormat | None = field(default=None, init=False)
     _fingerprint: str | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
@@ -47,6 +49,16 @@ class Context:
         if self._token_texts is None:
             self._token_texts = TokenTexts(self.engine.tokenizer)
         return self._token_texts
+
+    @property
+    def output(self) -> OutputFormat:
+        """How the model's answers are read."""
+        if self._output is None:
+            parsers = self.settings.parsers
+            self._output = choose_format(
+                self.engine.tokenizer, reasoning=parsers.reasoning, tool_call=parsers.tool_call
+            )
+        return self._output
 
     @property
     def fingerprint(self) -> str:

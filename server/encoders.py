@@ -84,8 +84,16 @@ class ChatEncoder:
     """`choices` answers to one prompt; chunks of `chat.completion.chunk`, or one `chat.completion`."""
 
     def __init__(
-        self, envelope: Envelope, texts: TokenTexts, *, logprobs: bool, include_usage: bool, choices: int = 1
+        self,
+        envelope: Envelope,
+        texts: TokenTexts,
+        *,
+        logprobs: bool,
+        include_usage: bool,
+        choices: int = 1,
+        include_reasoning: bool = True,
     ) -> None:
+        self._include_reasoning = include_reasoning
         self._choices = choices
         self._envelope = envelope
         self._texts = texts
@@ -117,6 +125,8 @@ class ChatEncoder:
                     return None
                 delta: Payload = {"content": event.text}
             case ReasoningDelta():
+                if not self._include_reasoning:
+                    return None
                 delta = {"reasoning_content": event.text}
             case RefusalDelta():
                 delta = {"refusal": event.text}
@@ -141,7 +151,7 @@ class ChatEncoder:
         choices: list[Payload] = [
             {
                 "index": index,
-                "message": _message(answer),
+                "message": _message(answer, reasoning=self._include_reasoning),
                 "logprobs": chat_logprobs(answer.logprobs, self._texts) if self._logprobs else None,
                 "finish_reason": answer.end.reason.value,
             }
@@ -152,7 +162,7 @@ class ChatEncoder:
         return payload
 
 
-def _message(answer: WholeAnswer) -> Payload:
+def _message(answer: WholeAnswer, *, reasoning: bool) -> Payload:
     """`content` is null where the answer is nothing but calls or a refusal, as OpenAI's is."""
     silent = bool(answer.tool_calls or answer.refusal)
     message: Payload = {
@@ -160,7 +170,7 @@ def _message(answer: WholeAnswer) -> Payload:
         "content": answer.content or (None if silent else ""),
         "refusal": answer.refusal or None,
     }
-    if answer.reasoning:
+    if reasoning and answer.reasoning:
         message["reasoning_content"] = answer.reasoning
     if answer.tool_calls:
         message["tool_calls"] = [_tool_call(call) for call in answer.tool_calls]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from chairlift.engine.errors import InvalidParameter
 from chairlift.engine.media import ImageInput, MediaProcessor, PreparedMedia
@@ -71,12 +71,15 @@ def render(
     processor: MediaProcessor | None,
     max_depth: int,
     *,
+    tools: Sequence[dict[str, object]] = (),
+    variables: Mapping[str, object] | None = None,
     add_generation_prompt: bool = True,
 ) -> tuple[list[int], PreparedMedia | None]:
     """Token ids of the prompt, and its images for the model.
 
     Args:
         processor: of a model that takes images; it renders what has none, too.
+        variables: of the template; None: those of the request alone.
 
     Raises:
         APIError: 400.
@@ -85,19 +88,20 @@ def render(
         raise invalid(
             "This model has no chat template; use /v1/completions.", "messages", "unsupported_value"
         )
-    kwargs = wire.chat_template_kwargs or {}
-    for name in kwargs:
+    for name in wire.chat_template_kwargs or ():
         if name in RESERVED_TEMPLATE_KWARGS:
             param = f"chat_template_kwargs.{name}"
             raise unsupported(param, f"{param} is reserved.")
+    kwargs = (wire.chat_template_kwargs or {}) if variables is None else variables
+    offered = list(tools) or None
     messages = [_template_message(message, index, max_depth) for index, message in enumerate(wire.messages)]
     try:
         if processor is None:
             return tokenizer.apply_chat_template(
-                messages, tools=None, add_generation_prompt=add_generation_prompt, **kwargs
+                messages, tools=offered, add_generation_prompt=add_generation_prompt, **kwargs
             ), None
         tokens, media = processor.prepare(
-            messages, images, tools=None, add_generation_prompt=add_generation_prompt, **kwargs
+            messages, images, tools=offered, add_generation_prompt=add_generation_prompt, **kwargs
         )
         return tokens, media if media.digests else None
     except InvalidParameter as error:

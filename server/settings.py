@@ -44,6 +44,14 @@ class ResponsesSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class ParserSettings:
+    """Names of parsers that read the model's answers; None: found from its chat template and tokens."""
+
+    reasoning: str | None = None
+    tool_call: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class ServerSettings:
     """Fixed for the life of an app."""
 
@@ -61,3 +69,4 @@ class ServerSettings:
     """Seconds between the comments that keep a silent stream open through proxies."""
     media: MediaSettings = field(default_factory=MediaSettings)
     responses: ResponsesSettings = field(default_factory=ResponsesSettings)
+    parsers: ParserSettings = field(default_factory=ParserSettings)

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from chairlift.engine.media import ImageInput, MediaProcessor
 from chairlift.engine.output.events import OutputParser
+from chairlift.engine.output.formats import TAIL, OutputFormat
 from chairlift.engine.output.plain import PlainParser
 from chairlift.engine.plan import ModelInfo, Tokenizer
 from chairlift.engine.request import Request, SamplingParams
@@ -19,8 +21,10 @@ from chairlift.server.choices import Choices, choices_of
 from chairlift.server.errors import invalid, model_not_found, unsupported
 from chairlift.server.media.images import ImageReference
 from chairlift.server.messages import characters, image_references, render
+from chairlift.server.reasoning import template_variables
 from chairlift.server.sampling import check_vocabulary, sampling_params
 from chairlift.server.settings import ServerSettings
+from chairlift.server.tools import offer_of
 from chairlift.server.wire.base import Sampled
 from chairlift.server.wire.chat import ChatRequest
 from chairlift.server.wire.completions import CompletionRequest
@@ -44,6 +48,8 @@ class Prepared:
     """What the text of each choice that is shown begins with; empty unless `echo`."""
     make_parser: Callable[[], OutputParser] = PlainParser
     """Of an answer; each has a parser of its own."""
+    include_reasoning: bool = True
+    """The client wants to see the thinking."""
     choices: Choices = Choices()
     """`requests` holds those of a prompt one after the other."""
     logprobs: bool = False
@@ -107,17 +113,32 @@ def prepare_chat(
     tokenizer: Tokenizer,
     processor: MediaProcessor | None,
     settings: ServerSettings,
+    output: OutputFormat,
 ) -> Prepared:
     """Raises: APIError with 4xx."""
     wire = chat.wire
-    prompt, media = render(wire, images, tokenizer, processor, settings.max_json_depth)
+    offer = offer_of(wire)
+    prompt, media = render(
+        wire,
+        images,
+        tokenizer,
+        processor,
+        settings.max_json_depth,
+        tools=offer.tools,
+        variables=template_variables(wire, tokenizer, output),
+    )
     if not prompt:
         raise invalid("The chat template made an empty prompt of messages.", "messages", "invalid_value")
-    request = Request(request_id, tuple(prompt), chat.sampling, media=media)
+    if offer.forced:
+        raise unsupported("tool_choice", "This value of tool_choice is not supported.")
+    prefix = output.prefix(tokenizer.decode(prompt[-TAIL:], skip_special_tokens=False))
+    request = Request(request_id, tuple(prompt), chat.sampling, media=media, visible_token_ids=output.visible)
     return Prepared(
         chat.choices.requests([request]),
         bool(wire.stream),
         _include_usage(wire),
+        make_parser=partial(output.parser, prefix=prefix, tools=offer.callable, parallel=offer.parallel),
+        include_reasoning=wire.include_reasoning is not False,
         choices=chat.choices,
         logprobs=bool(wire.logprobs),
     )

@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
+import re
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +88,12 @@ class HFTokenizer:
         self._has_chat_template = bool(wrapper.has_chat_template)
         self._eos_token_ids = frozenset(int(token) for token in wrapper.eos_token_ids)
         self._vocab_size = len(self._tokenizer)
+        self._special_tokens = {
+            added.content: int(token)
+            for token, added in self._tokenizer.added_tokens_decoder.items()
+            if added.special
+        }
+        self._vocabulary: dict[str, int] = self._tokenizer.get_vocab()
         self.wrapper = wrapper
         """mlx-lm's `TokenizerWrapper`, for what it knows of thinking and tool calls. Not thread-safe."""
 
@@ -117,8 +125,29 @@ class HFTokenizer:
         return [string or "" for string in strings]
 
     @property
+    def special_tokens(self) -> Mapping[str, int]:
+        return self._special_tokens
+
+    def token_id(self, text: str) -> int | None:
+        return self._vocabulary.get(text)
+
+    @property
     def has_chat_template(self) -> bool:
         return self._has_chat_template
+
+    @property
+    def chat_templates(self) -> tuple[str, ...]:
+        template = self._tokenizer.chat_template
+        texts = template.values() if isinstance(template, dict) else [template]
+        return tuple(text for text in texts if isinstance(text, str))
+
+    def template_mentions(self, variable: str) -> bool:
+        return any(re.search(rf"\b{re.escape(variable)}\b", text) for text in self.chat_templates)
+
+    @property
+    def tool_parser(self) -> str | None:
+        name = self._tokenizer.init_kwargs.get("tool_parser_type")
+        return name if isinstance(name, str) else None
 
     @property
     def chat_template(self) -> str | None:

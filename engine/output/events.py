@@ -87,6 +87,11 @@ class OutputEnd:
 class OutputParser(Protocol):
     """Reads one answer. Pure Python, no clock; for one thread."""
 
+    @property
+    def done(self) -> bool:
+        """Nothing further is wanted: the request may end here."""
+        ...
+
     def feed(self, delta: TextDelta) -> list[OutputEvent]:
         """What the delta completes. Text that may still become a mark is held back."""
         ...

@@ -9,6 +9,8 @@ from chairlift.engine.output.events import ContentDelta, EndReason, OutputEnd, O
 class PlainParser:
     """An `OutputParser` that reads nothing into the text."""
 
+    done = False
+
     def feed(self, delta: TextDelta) -> list[OutputEvent]:
         if delta.text or delta.logprobs:
             return [ContentDelta(delta.text, delta.logprobs)]

@@ -33,6 +33,8 @@ class Handle(Protocol):
 
     def cancel(self) -> None: ...
 
+    def finish(self) -> None: ...
+
 
 class ParsedStream(AsyncIterator[OutputEvent | OutputEnd]):
     """The output events of one request, ended by exactly one `OutputEnd`. For one reader.
@@ -76,6 +78,8 @@ class ParsedStream(AsyncIterator[OutputEvent | OutputEnd]):
             self._events.extend(self._parser.finish(event))
         else:
             self._events.extend(self._parser.feed(event))
+            if self._parser.done:
+                self.handle.finish()
 
 
 def parsed(handle: Handle, parser: OutputParser) -> ParsedStream:

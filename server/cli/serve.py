@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-import re
+from collections.abc import Sequence
 from enum import StrEnum
 from importlib.metadata import version
 from pathlib import Path
@@ -84,14 +84,21 @@ def serve(
             "them in 8 or 4 bits do not start with these."
         ),
     ] = KVType.AUTO,
-    prefix_cache_ram: Annotated[
-        str,
+    reasoning_parser: Annotated[
+        str | None,
         typer.Option(
-            metavar="SIZE",
-            help="Memory for prefixes of earlier requests: a size such as 8GB or 512MiB, off, or auto, a "
-            "tenth of the device's memory beside the weights.",
+            help="How the model marks its thinking (docs/tools-and-reasoning.md); none reads nothing. "
+            "By default found from its chat template and tokens.",
+            show_default=False,
         ),
-    ] = "auto",
+    ] = None,
+    tool_call_parser: Annotated[
+        str | None,
+        typer.Option(
+            help="How the model writes calls of tools; none reads nothing. By default found likewise.",
+            show_default=False,
+        ),
+    ] = None,
     drain_timeout: Annotated[
         float, typer.Option(min=0.0, help="Seconds that running answers get to finish after SIGTERM.")
     ] = 30.0,
@@ -131,10 +138,13 @@ def serve(
 ) -> int:
     """Serve a model over HTTP until SIGTERM or Ctrl-C."""
     from chairlift.engine.config import EngineConfig
+    from chairlift.engine.output.formats import REASONING_PARSERS, TOOL_CALL_PARSERS
     from chairlift.server.serve import ServeOptions, run_server
-    from chairlift.server.settings import MediaSettings, ResponsesSettings, ServerSettings
+    from chairlift.server.settings import MediaSettings, ParserSettings, ResponsesSettings, ServerSettings
 
     set_up_logging(log_level, access_log=access_log)
+    _check_parser("--reasoning-parser", reasoning_parser, REASONING_PARSERS)
+    _check_parser("--tool-call-parser", tool_call_parser, TOOL_CALL_PARSERS)
     options = ServeOptions(
         model=model,
         served_name=served_model_name,
@@ -146,10 +156,7 @@ def serve(
         drain_timeout=drain_timeout,
         access_log=access_log,
         engine=EngineConfig(
-            max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=max_num_batched_tokens,
-            max_waiting=max_waiting,
-            prefix_cache_bytes=parse_size(prefix_cache_ram, "--prefix-cache-ram"),
+            max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens, max_waiting=max_waiting
         ),
         settings=ServerSettings(
             max_body_bytes=round(body_limit * MEBIBYTE),
@@ -167,9 +174,15 @@ def serve(
                 max_bytes=round(responses_limit * MEBIBYTE),
                 max_age_s=responses_days * 86400,
             ),
+            parsers=ParserSettings(reasoning_parser, tool_call_parser),
         ),
     )
     return run_server(options, announce, complain)
+
+
+def _check_parser(option: str, name: str | None, known: Sequence[str]) -> None:
+    if name is not None and name not in known:
+        raise typer.BadParameter(f"{name!r} is unknown; choose from {', '.join(known)}.", param_hint=option)
 
 
 def set_up_logging(level: LogLevel, *, access_log: bool = False) -> None:
@@ -191,13 +204,11 @@ def announce(serving: Serving) -> None:
     if token := info.kv_bytes_per_token:
         kind = f"{info.kv_dtype} " if info.kv_dtype else ""
         cache = f"KV {kind}{size(token)} a token, at most {size(token * info.context_length)} a request"
-    kept = config.prefix_cache_bytes or 0
     lines = {
         "model": f"{model}, context of {info.context_length:,} tokens",
         "device": info.device,
         "batch": f"{requests}, {config.max_num_batched_tokens} tokens a step",
         "memory": f"weights {size(info.weight_bytes)}, {cache}",
-        "prefix": f"up to {size(kept)} kept for later requests" if kept else "not kept",
     }
     console = Console(highlight=False)
     console.print(
@@ -208,22 +219,6 @@ def announce(serving: Serving) -> None:
         console.print(f"  {title:8}{text}", soft_wrap=True, markup=False)
     console.print("Try it:", serving.curl, sep="\n", soft_wrap=True, markup=False)
     console.file.flush()
-
-
-def parse_size(text: str, option: str) -> int | None:
-    """Bytes of a size as people write it; 0 for `off`, None for `auto`.
-
-    Raises:
-        typer.BadParameter: neither.
-    """
-    word = text.strip().lower()
-    if word in ("off", "auto"):
-        return 0 if word == "off" else None
-    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([kmgt]?)(i?)b?", word)
-    if match is None:
-        raise typer.BadParameter(f"{text!r} is no size such as 8GB or 512MiB.", param_hint=option)
-    number, unit, binary = match.groups()
-    return int(float(number) * (1024 if binary else 1000) ** " kmgt".index(unit or " "))
 
 
 def size(count: int) -> str:

@@ -60,6 +60,7 @@ async def prepare_conversation(chat: ParsedChat, request_id: str, context: Conte
         tokenizer=engine.tokenizer,
         processor=engine.processor,
         settings=context.settings,
+        output=context.output,
     )
     if not chat.images:
         return await asyncio.to_thread(prepare, ())

@@ -23,6 +23,7 @@ def _encoder(envelope: Envelope, texts: TokenTexts, prepared: Prepared) -> ChatE
         logprobs=prepared.logprobs,
         include_usage=prepared.include_usage,
         choices=prepared.choices.shown,
+        include_reasoning=prepared.include_reasoning,
     )
 
 

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Discriminator, Tag
 
 from chairlift.server.wire.base import TEXT, Count, Sampled, Wire
+from chairlift.server.wire.tools import Tool, ToolChoice
 
 
 class TextPart(Wire):
@@ -94,4 +95,10 @@ class ChatRequest(Sampled):
     max_completion_tokens: Count | None = None
     logprobs: bool | None = None
     top_logprobs: Count | None = None
+    tools: list[Tool] | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    enable_thinking: bool | None = None
+    include_reasoning: bool | None = None
     chat_template_kwargs: dict[str, object] | None = None

@@ -49,14 +49,10 @@ _CHAT: Neutral = {
     "functions": ([],),
     "modalities": (["text"],),
     "moderation": (),
-    "parallel_tool_calls": (True, False),
     "prediction": (),
     "prompt_cache_options": (),
     "prompt_cache_retention": (),
-    "reasoning_effort": (),
     "service_tier": ("auto", "default"),
-    "tool_choice": ("none", "auto"),
-    "tools": ([],),
     "verbosity": ("medium",),
     "web_search_options": (),
     # vLLM
@@ -65,7 +61,6 @@ _CHAT: Neutral = {
     "chat_template": (),
     "continue_final_message": (False,),
     "documents": ([],),
-    "include_reasoning": (True,),
     "mm_processor_kwargs": ({},),
     "thinking_token_budget": (),
 }

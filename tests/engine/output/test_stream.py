@@ -39,6 +39,9 @@ class Replay:
     def cancel(self) -> None:
         self.cancelled = True
 
+    def finish(self) -> None:
+        raise AssertionError("nobody asked for that")
+
 
 async def test_plain_text_is_content() -> None:
     logprob = TokenLogprob(2, -1.0)
