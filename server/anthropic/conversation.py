@@ -113,11 +113,14 @@ class Conversation:
             results: says which results of tools go, and which arguments of their calls; None: none.
         """
         if keep_thinking is not None:
-            exchanges = sorted({turn.exchange for turn in self._turns if turn.thinking})
-            for exchange in exchanges[:-keep_thinking]:
-                turns = [turn for turn in self._turns if turn.exchange == exchange]
-                self.cleared_thinking.append("\n".join(text for turn in turns for text in turn.thinking))
-                for turn in turns:
+            thoughts: dict[int, list[str]] = {}
+            for turn in self._turns:
+                if turn.thinking:
+                    thoughts.setdefault(turn.exchange, []).extend(turn.thinking)
+            old = sorted(thoughts)[:-keep_thinking]
+            self.cleared_thinking = ["\n".join(thoughts[exchange]) for exchange in old]
+            for turn in self._turns:
+                if old and turn.exchange <= old[-1]:
                     turn.thinking.clear()
         if results is not None:
             self._clear_results(results)
