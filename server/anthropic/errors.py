@@ -47,11 +47,11 @@ def is_anthropic(scope: Scope) -> bool:
 def envelope(error: APIError, request_id: str) -> dict[str, object]:
     status = _status(error)
     kind = TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
-    return {
-        "type": "error",
-        "error": {"type": kind, "message": error.message},
-        "request_id": request_id,
-    }
+    body: dict[str, object] = {"type": kind, "message": error.message}
+    if error.param == "thread":
+        # At this the SDK's helpers send the whole conversation instead.
+        body["details"] = {"error_code": "thread_unsupported_request"}
+    return {"type": "error", "error": body, "request_id": request_id}
 
 
 def error_frame(error: APIError, request_id: str) -> bytes:

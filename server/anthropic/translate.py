@@ -12,14 +12,12 @@ from chairlift.server.anthropic.tools import tools_of
 from chairlift.server.errors import APIError, invalid
 from chairlift.server.wire.messages import ClearToolUses, CountTokensRequest, MessagesRequest
 
-EFFORTS = {"xhigh": "high", "max": "high"}
-"""OpenAI's `reasoning_effort` for Anthropic's, where it has no such value."""
-
 RENAMED: Mapping[str, str] = {
     "stop": "stop_sequences",
     "parallel_tool_calls": "tool_choice.disable_parallel_tool_use",
     "tool_choice.function.name": "tool_choice.name",
     "chat_template_kwargs.enable_thinking": "thinking",
+    "enable_thinking": "thinking",
     "thinking_token_budget": "thinking.budget_tokens",
     "reasoning_effort": "output_config.effort",
     "response_format": "output_config.format",
@@ -81,8 +79,8 @@ def translate(wire: CountTokensRequest, clear_results: ClearToolUses | None = No
 
 
 def _thinking(wire: CountTokensRequest) -> dict[str, object]:
-    """Without the parameter nobody asked for thinking, and clients that do not ask may not expect its blocks.
-    `adaptive` leaves it to the model, as its template has it by default."""
+    """Without the parameter nobody asked for thinking, and clients that do not ask may not expect its blocks:
+    the template is told so, whether it can do without or not. `adaptive` is the default of the template."""
     thinking = wire.thinking
     if thinking is None or thinking.type == "disabled":
         asked: dict[str, object] = {"chat_template_kwargs": {"enable_thinking": False}}
@@ -93,10 +91,7 @@ def _thinking(wire: CountTokensRequest) -> dict[str, object]:
                 "thinking.budget_tokens",
                 "missing_required_parameter",
             )
-        asked = {
-            "chat_template_kwargs": {"enable_thinking": True},
-            "thinking_token_budget": thinking.budget_tokens,
-        }
+        asked = {"enable_thinking": True, "thinking_token_budget": thinking.budget_tokens}
     else:
         asked = {}
     if thinking is not None and thinking.type != "enabled" and thinking.budget_tokens is not None:
@@ -126,5 +121,5 @@ def _output(wire: CountTokensRequest) -> dict[str, object]:
             "json_schema": {"name": "output", "schema": chosen.schema_, "strict": True},
         }
     if config is not None and config.effort is not None:
-        asked["reasoning_effort"] = EFFORTS.get(config.effort, config.effort)
+        asked["reasoning_effort"] = config.effort
     return asked

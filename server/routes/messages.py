@@ -22,6 +22,7 @@ from chairlift.server.body import fit, parse, read_body
 from chairlift.server.context import Context, context_of
 from chairlift.server.errors import CLIENT_CLOSED_REQUEST, APIError, from_engine, internal_error
 from chairlift.server.payload import PayloadResponse, dump
+from chairlift.server.reasoning import EFFORT
 from chairlift.server.routes.answer import prepare_conversation, submit
 from chairlift.server.streaming import EventStream, unless_gone
 from chairlift.server.validation import ParsedChat, Prepared, check_chat
@@ -130,7 +131,11 @@ async def _render(translation: Translation, request_id: str, context: Context) -
 
 def _check(translation: Translation, context: Context) -> ParsedChat:
     engine = context.engine
-    chat = fit(translation.chat, ChatRequest, CHAT)
+    fields = dict(translation.chat)
+    if not engine.tokenizer.template_mentions(EFFORT):
+        # Claude Code asks every model for an effort. One that has no such setting makes the effort it makes.
+        fields.pop(EFFORT, None)
+    chat = fit(fields, ChatRequest, CHAT)
     return check_chat(chat, engine.tokenizer, engine.info, takes_images=engine.processor is not None)
 
 

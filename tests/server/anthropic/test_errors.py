@@ -131,6 +131,13 @@ async def test_images_for_a_model_of_text() -> None:
         assert "messages[1].content[0].content[0] is an image" in str(error["message"])
 
 
+async def test_a_refused_thread_tells_the_sdk_to_go_on_without() -> None:
+    async with lift() as server:
+        error = refusal(await ask(server, thread={"type": "create"}), 400)
+        assert error["details"] == {"error_code": "thread_unsupported_request"}
+        assert "details" not in refusal(await ask(server, container="c"), 400)
+
+
 async def test_a_failed_step() -> None:
     async with lift(FakeRunner(answering("abc"))) as server:
         server.runner.fail_next(Fault(fail=all_rows))
