@@ -119,6 +119,11 @@ class CohortKV:
         slot = slice(place.slot, place.slot + 1)
         return self.filled([self._unrolled(plane[slot], tokens, kept) for plane in block.planes], tokens)
 
+    def part(self, place: Place, start: int, stop: int) -> Planes:
+        """Views of a slot's tokens [start, stop), for full attention: `[1, kv_heads, tokens, *]`."""
+        slot = slice(place.slot, place.slot + 1)
+        return [plane[slot, :, start:stop] for plane in self.blocks[place.cohort].planes]
+
     def append(self, step: CohortStep, keys: mx.array, values: mx.array) -> None:
         """Store one new token of each row of the cohort: `[rows, kv_heads, 1, head_dim]`, in slot order."""
         block = self.blocks[step.key]

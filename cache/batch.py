@@ -11,12 +11,13 @@ All methods run on the MLX thread.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from types import UnionType
 from typing import Any
 
 import mlx.core as mx
 from mlx_lm.models.cache import ArraysCache, QuantizedKVCache
 
-from chairlift.cache.attention import CohortKV
+from chairlift.cache.attention import CohortKV, Planes
 from chairlift.cache.kinds import Kind, kind_of
 from chairlift.cache.layout import FLOOR, CohortLayout, Drop, Move, Rebuild
 from chairlift.cache.mamba import BatchMambaCache
@@ -58,8 +59,12 @@ class RecurrentLayer:
 
     def extract(self, index: int) -> Any:
         assert self.cache is not None
+        return self.restored(self.cache.extract(index).cache)
+
+    def restored(self, arrays: Sequence[mx.array | None]) -> Any:
+        """A single request's cache that holds these states."""
         single = self._single(self.size)
-        single.cache = list(self.cache.extract(index).cache)
+        single.cache = list(arrays)
         return single
 
     @property
@@ -100,8 +105,8 @@ class RowBatch:
         self.layout = CohortLayout(single=dense, floor=2 * FLOOR if mx.cuda.is_available() else FLOOR)
         self.dense = dense
         self.order: list[int] = []
-        self._trees: list[Tree] = [_tree(cache) for cache in template]
-        leaves = list(_leaves(self._trees))
+        self._trees: list[Tree] = [storage_of(cache) for cache in template]
+        leaves = list(leaves_of(self._trees))
         self._attention = [leaf for leaf in leaves if isinstance(leaf, CohortKV)]
         self._recurrent = [leaf for leaf in leaves if isinstance(leaf, RecurrentLayer)]
 
@@ -158,6 +163,15 @@ class RowBatch:
         if isinstance(tree, RecurrentLayer):
             return tree.extract(self.order.index(row))
         return tree.single(*(self._single(part, row) for part in tree))
+
+    def planes(self, row: int, start: int, stop: int) -> list[Planes]:
+        """Views of the row's tokens [start, stop) in every layer that keeps all tokens."""
+        place = self.layout.places[row]
+        return [store.part(place, start, stop) for store in self._attention if store.window is None]
+
+    def states(self, row: int) -> list[Any]:
+        """The row's caches, in memory of their own, of every layer that keeps a state or a window."""
+        return [self._single(leaf, row) for leaf in leaves_of(self._trees) if is_stateful(leaf)]
 
     def begin(self) -> DecodeStep:
         """Make room for one more token of every row; the geometry of the step. `order` changes where a row
@@ -228,7 +242,7 @@ class RowBatch:
     @property
     def nbytes(self) -> int:
         """Bytes allocated for all rows, padding included."""
-        return sum(leaf.nbytes for leaf in _leaves(self._trees))
+        return sum(leaf.nbytes for leaf in leaves_of(self._trees))
 
     @property
     def held_nbytes(self) -> int:
@@ -261,13 +275,19 @@ class RowBatch:
 
     def _pairs(self, caches: Caches, kind: type[Any]) -> Iterable[tuple[Any, Any]]:
         """(storage, the row's own cache) of every layer of a kind."""
-        return _paired(self._trees, caches, kind)
+        return paired(self._trees, caches, kind)
 
 
-def _paired(trees: Iterable[Tree], caches: Caches, kind: type[Any]) -> Iterable[tuple[Any, Any]]:
+def is_stateful(layer: Layer) -> bool:
+    """The layer keeps a state or a window, not every token."""
+    return isinstance(layer, RecurrentLayer) or layer.window is not None
+
+
+def paired(trees: Iterable[Tree], caches: Caches, kind: type[Any] | UnionType) -> Iterable[tuple[Any, Any]]:
+    """(storage, a request's own cache) of every layer of a kind."""
     for tree, cache in zip(trees, caches, strict=True):
         if isinstance(tree, tuple):
-            yield from _paired(tree, cache.caches, kind)
+            yield from paired(tree, cache.caches, kind)
         elif isinstance(tree, kind):
             yield tree, cache
 
@@ -284,7 +304,12 @@ def tokens_held(caches: Caches) -> int:
     return held
 
 
-def _tree(cache: Any) -> Tree:
+def storage_of(cache: Any) -> Tree:
+    """Storage for what a single request's cache holds.
+
+    Raises:
+        UnsupportedCache: naming a cache type that cannot be batched.
+    """
     if isinstance(cache, QuantizedRow):
         return QuantizedKV(cache)
     match kind_of(cache):
@@ -297,14 +322,15 @@ def _tree(cache: Any) -> Tree:
         case Kind.RECURRENT:
             return RecurrentLayer(len(cache.cache), type(cache))
         case Kind.NESTED:
-            return Nest(type(cache), (_tree(part) for part in cache.caches))
+            return Nest(type(cache), (storage_of(part) for part in cache.caches))
     raise UnsupportedCache(f"A cache of type {type(cache).__name__} cannot share a batch.")
 
 
-def _leaves(trees: Iterable[Tree]) -> Iterable[Layer]:
+def leaves_of(trees: Iterable[Tree]) -> Iterable[Layer]:
+    """Every layer's storage, in order."""
     for tree in trees:
         if isinstance(tree, tuple):
-            yield from _leaves(tree)
+            yield from leaves_of(tree)
         else:
             yield tree
 

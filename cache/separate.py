@@ -81,6 +81,10 @@ class SeparateRows:
             self._caches[row], self._lengths[row] = caches, held
         self.order = list(self._caches)
 
+    def own(self, row: int) -> Sequence[Any]:
+        """The row's caches."""
+        return self._caches[row]
+
     def begin(self) -> DecodeStep:
         """The geometry of the step: no cohorts."""
         step = DecodeStep(CohortLayout())

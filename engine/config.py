@@ -8,7 +8,7 @@ from typing import Protocol
 
 from chairlift.engine.errors import InvalidParameter
 from chairlift.engine.events import FinishReason, Usage
-from chairlift.engine.plan import RunnerStats
+from chairlift.engine.plan import PrefixStats, RunnerStats
 from chairlift.engine.request import Request
 from chairlift.engine.row import RequestTiming
 
@@ -28,12 +28,19 @@ class EngineConfig:
     (`ModelInfo.step_tokens`), which suits the device."""
     max_waiting: int = 256
     """Requests in the wait queue, beyond those that find a free row."""
+    prefix_cache_bytes: int | None = None
+    """Memory for prefixes kept for later requests; 0 keeps none. None: a share of the device's memory."""
     close_timeout: float = 10.0
     """Seconds that `stop` waits for a step in flight and for the runner to close, before it gives the MLX
     thread up as wedged."""
 
     def __post_init__(self) -> None:
-        for name, least in (("max_num_seqs", 1), ("max_num_batched_tokens", 1), ("max_waiting", 0)):
+        for name, least in (
+            ("max_num_seqs", 1),
+            ("max_num_batched_tokens", 1),
+            ("max_waiting", 0),
+            ("prefix_cache_bytes", 0),
+        ):
             value = getattr(self, name)
             if value is not None and value < least:
                 raise InvalidParameter(name, f"{name} must be at least {least}, not {value}.")
@@ -64,6 +71,7 @@ class EngineStats:
     """Times that a row's state went down with a step and the row was started again."""
     wasted_tokens: int
     """Drawn by look-ahead for rows that had ended."""
+    prefix: PrefixStats
 
 
 class EngineObserver(Protocol):

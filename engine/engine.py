@@ -31,6 +31,7 @@ from chairlift.engine.media import MediaProcessor
 from chairlift.engine.plan import (
     LoadedModel,
     ModelInfo,
+    PrefixStats,
     Runner,
     RunnerStats,
     Sample,
@@ -38,16 +39,19 @@ from chairlift.engine.plan import (
     StepResult,
     Tokenizer,
 )
+from chairlift.engine.prefix.index import PrefixIndex
 from chairlift.engine.request import MAX_SEED, Request, SamplingParams
 from chairlift.engine.row import RequestTiming, Row
 from chairlift.engine.scheduler import Scheduler
 from chairlift.engine.text import AnswerText
-from chairlift.engine.thread import MLXThread
+from chairlift.engine.thread import MLXThread, Tenant
 
 log = logging.getLogger(__name__)
 
 STATS_EVERY = 0.25
 """Seconds between two readings of the runner's memory while it steps; each reading walks all rows."""
+PREFIX_SHARE = 0.1
+"""Of the device's memory beside the weights, for prefixes, where the operator names no size."""
 LOAD_PATIENCE = 1.0
 """Seconds that stopping waits for a model that is still loading."""
 
@@ -110,6 +114,7 @@ class Engine:
         self._factory = runner_factory
         self._observer = observer
         self._thread: MLXThread | None = None
+        self._tenants: list[Tenant] = []
         self._runner: Runner
         self._scheduler: Scheduler
         self._answers: dict[Row, _Answer] = {}
@@ -166,8 +171,16 @@ class Engine:
             max_waiting=self.config.max_waiting,
             context_length=self.info.context_length,
             clock=time.monotonic,
+            prefixes=self._prefixes(loaded),
         )
         self._loop_task = asyncio.create_task(self._run(), name="chairlift engine")
+
+    def _prefixes(self, loaded: LoadedModel) -> PrefixIndex | None:
+        limit = self.config.prefix_cache_bytes
+        if limit is None:
+            limit = int(PREFIX_SHARE * max(0, loaded.info.memory_bytes - loaded.info.weight_bytes))
+        self.config = replace(self.config, prefix_cache_bytes=limit if loaded.prefix else 0)
+        return PrefixIndex(loaded.prefix, limit) if loaded.prefix is not None and limit else None
 
     async def _test(self) -> None:
         prompt = tuple(self.tokenizer.encode("Hello")[: max(1, self.info.context_length - 2)]) or (0,)
@@ -178,6 +191,17 @@ class Engine:
                     if isinstance(event.error, EngineStopped):
                         raise event.error
                     raise ModelUnavailable(f"The model cannot decode: {event.error.message}")
+
+    def share_thread(self, tenant: Tenant) -> MLXThread:
+        """The MLX thread, for `tenant` to compute on between steps. `stop` stops the tenant, too.
+
+        Raises:
+            EngineStopped: not started, or stopping.
+        """
+        if self._thread is None or self.draining:
+            raise EngineStopped("The engine is not running.")
+        self._tenants.append(tenant)
+        return self._thread
 
     async def stop(self, drain_timeout: float = 0.0) -> None:
         """Admit nothing more, let running rows finish for so many seconds, end the rest, close the runner.
@@ -211,6 +235,8 @@ class Engine:
         self._wake.set()
         if self._loop_task is not None:
             await self._in_time(self._loop_task)
+        for tenant in self._tenants:
+            await tenant.stop(max(0.0, self._drain_until - time.monotonic()))
         if self._thread is not None:
             await self._close(self._thread)
 
@@ -370,7 +396,7 @@ class Engine:
         answer = self._answers.pop(row)
         self._scheduler.finish(row)
         self._wake.set()
-        usage = Usage(len(row.request.prompt_token_ids), row.drawn)
+        usage = Usage(len(row.request.prompt_token_ids), row.drawn, row.cached)
         answer.mailbox.end(event(usage))
         self._drain_news.set()
         if not answer.observed:
@@ -406,6 +432,7 @@ class Engine:
             preemptions=scheduler.preemptions if scheduler else 0,
             lost=scheduler.losses if scheduler else 0,
             wasted_tokens=scheduler.wasted if scheduler else 0,
+            prefix=scheduler.prefix_stats if scheduler else PrefixStats(),
         )
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from chairlift.engine.plan import Sample
+from chairlift.engine.plan import Sample, Save
 from chairlift.engine.sampling import Drawn
 from chairlift.engine.sight import SightError
 
@@ -24,6 +24,7 @@ class Flight:
     wanted: dict[int, int | None] = field(default_factory=dict)
     drawn: Drawn | None = None
     arrays: list[mx.array] = field(default_factory=list)
+    saves: list[Save] = field(default_factory=list)
     encoded: set[int] = field(default_factory=set)
     failed: dict[int, str] = field(default_factory=dict)
     lost: dict[int, str] = field(default_factory=dict)

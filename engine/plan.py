@@ -5,12 +5,51 @@ All plain Python values: a plan or a result may cross threads.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from chairlift.engine.media import MediaProcessor, PreparedMedia
 from chairlift.engine.request import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Part of a sequence's state as the runner keeps it for later rows: keys and values of the tokens
+    `[start, start + tokens)`, or with `tokens` 0 a checkpoint, the state of recurrent and sliding-window
+    layers behind the first `start` tokens. `id` is never used again for another."""
+
+    id: int
+    start: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Restore:
+    """A row begins with `tokens` tokens taken over from pages, which follow one another from position 0; the
+    last one may reach further."""
+
+    pages: tuple[Page, ...]
+    tokens: int
+    checkpoint: Page | None = None
+    """Behind exactly `tokens` tokens; None for a model without such layers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Save:
+    """Copy of a row's state to keep as pages. A checkpoint's `start` is what the row holds at that time."""
+
+    row: int
+    pages: tuple[Page, ...]
+    checkpoint: Page | None = None
+
+    def without(self, dropped: Collection[int]) -> Save | None:
+        """What is left of it if these are not kept after all."""
+        pages = tuple(page for page in self.pages if page.id not in dropped)
+        checkpoint = self.checkpoint
+        if checkpoint is not None and checkpoint.id in dropped:
+            checkpoint = None
+        return Save(self.row, pages, checkpoint) if pages or checkpoint is not None else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +68,8 @@ class NewRow:
     """The prompt, where it has images: they are encoded before all of it has come in spans."""
     known: tuple[int, ...] = ()
     """Prompt and tokens drawn before, where the sampling counts them."""
+    restore: Restore | None = None
+    """The row's first span starts behind these tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +86,8 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One step. Order of effects: release, admit, then one forward over `prefill` and `decode`."""
+    """One step. Order of effects: drop, keep, release, admit (and restore), one forward over `prefill` and
+    `decode`, save."""
 
     number: int
     release: tuple[int, ...] = ()
@@ -58,6 +100,12 @@ class StepPlan:
     encode: tuple[int, ...] = ()
     """Rows that encode one more of their images, a piece of work of its own beside the others' tokens. A span
     of a row whose images are not all encoded encodes the rest first."""
+    save: tuple[Save, ...] = ()
+    """Of rows in `prefill`; what they hold after this step."""
+    drop: tuple[int, ...] = ()
+    """Pages, by id, that are kept no longer."""
+    keep: tuple[Save, ...] = ()
+    """Of rows that end; what they hold before this step."""
 
     @property
     def idle(self) -> bool:
@@ -93,6 +141,9 @@ class StepResult:
     scheduler, which starts them again (`NewRow` with `drawn`) or fails them."""
     encoded: frozenset[int] = frozenset()
     """Rows of the plan's `encode` all of whose images are encoded by now."""
+    spoiled: frozenset[int] = frozenset()
+    """Pages, by id, that could not be saved, in this step or before. A row that was to be restored from pages
+    which are not there is lost, and they are among these."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,9 +155,45 @@ class RunnerStats:
     """Allocated for all rows' states, padding included."""
     kv_tokens_bytes: int = 0
     """What the rows' tokens need of it: kv_bytes less padding."""
+    prefix_bytes: int = 0
+    """Of the pages kept for later rows."""
     active_bytes: int = 0
     cache_bytes: int = 0
     peak_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixSpec:
+    """What pages and checkpoints of a model are."""
+
+    block_tokens: int
+    bytes_per_token: int
+    checkpoint_bytes: int = 0
+    """0 for a model that resumes behind any token."""
+    checkpoint_tokens: int = 2048
+    """A long prompt leaves a checkpoint every so many tokens; a multiple of `block_tokens`."""
+
+    @property
+    def checkpointed(self) -> bool:
+        """It resumes at checkpoints only."""
+        return self.checkpoint_bytes > 0
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixStats:
+    """The prefixes kept for later requests."""
+
+    limit_bytes: int = 0
+    """0: none are kept."""
+    bytes: int = 0
+    entries: int = 0
+    """Pages and checkpoints."""
+    queried_tokens: int = 0
+    """Of all admitted prompts, as is the next."""
+    hit_tokens: int = 0
+    """Taken over instead of being computed."""
+    evicted: int = 0
+    """Pages and checkpoints."""
 
 
 class Runner(Protocol):
@@ -214,6 +301,8 @@ class ModelInfo:
     """Token budget of a step that suits the device, where the operator names none."""
     vision: bool = False
     """Takes images."""
+    memory_bytes: int = 0
+    """Of the device, as much as may be used; 0: not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,3 +314,5 @@ class LoadedModel:
     runner: Runner
     processor: MediaProcessor | None = None
     """None for a model that takes text only."""
+    prefix: PrefixSpec | None = None
+    """What its prefixes are kept as; None where they cannot be."""

@@ -161,6 +161,8 @@ class Request:
     """Images of the prompt, if there are any."""
     visible_token_ids: frozenset[int] = frozenset()
     """Special tokens whose text is part of the answer's text; that of the others is left out."""
+    cache_salt: str = ""
+    """Requests share kept prefixes only with those of the same salt."""
 
     def __post_init__(self) -> None:
         if not self.prompt_token_ids:

@@ -11,7 +11,9 @@ from typing import Any
 
 import mlx.core as mx
 
+from chairlift.cache.attention import Planes
 from chairlift.cache.batch import RowBatch
+from chairlift.cache.pages import PageFormat
 from chairlift.cache.separate import SeparateRows
 from chairlift.cache.step import DecodeStep
 from chairlift.engine.batching import Batching, make_batch
@@ -88,6 +90,27 @@ class Residents:
         if caches is None:
             raise RuntimeError(f"Row {row} is in the batch and prefills no more.")
         return caches
+
+    def planes(self, row: int, pages: PageFormat, start: int, stop: int) -> list[Planes]:
+        """Views of a row's tokens [start, stop), by layer with pages."""
+        if (caches := self._caches_of(row)) is not None:
+            return pages.planes(caches, start, stop)
+        assert isinstance(self.batch, RowBatch)
+        return self.batch.planes(row, start, stop)
+
+    def states(self, row: int, pages: PageFormat) -> list[Any]:
+        """A row's caches of the layers with states."""
+        if (caches := self._caches_of(row)) is not None:
+            return pages.states(caches)
+        assert isinstance(self.batch, RowBatch)
+        return self.batch.states(row)
+
+    def _caches_of(self, row: int) -> Sequence[Any] | None:
+        """Those of its own, wherever they are; None for a row that shares the batch's."""
+        own = self.rows[row].caches
+        if own is None and isinstance(self.batch, SeparateRows):
+            return self.batch.own(row)
+        return own
 
     def gather(self, decode: Sequence[int]) -> None:
         """Make the batch hold exactly the rows of `decode`, and `pending` their tokens in batch order.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
+from chairlift.engine.prefix.row import RowPrefix
 from chairlift.engine.request import Request
 
 
@@ -58,6 +59,12 @@ class Row:
     """Draws launched, those on the host included."""
     losses: int = 0
     """Times its state was lost since it last drew a token."""
+    prefix: RowPrefix | None = None
+    """What it has to do with the kept prefixes; None where it has nothing."""
+    cached: int = 0
+    """Tokens of the prompt that were taken over from a kept prefix when the row was first admitted."""
+    kept: bool = False
+    """What it holds at its end is planned to be saved."""
     overtaken: int = 0
     """Younger rows admitted before it while it waits."""
     finished: bool = False
@@ -78,13 +85,19 @@ class Row:
     def remaining(self) -> int:
         """Tokens still to prefill; before admission those that it would take."""
         if self.id is None:
-            return len(self.request.prompt_token_ids) + len(self.output)
+            tokens = len(self.request.prompt_token_ids) + len(self.output)
+            return tokens - (self.prefix.available if self.prefix is not None else 0)
         return len(self.known) - self.prefilled
 
     @property
     def unseen(self) -> int:
         """Images still to encode before its prefill."""
         return len(self.request.media.digests) - self.looked if self.request.media is not None else 0
+
+    @property
+    def held(self) -> int:
+        """Tokens that its state holds once all that is launched has run; for a row that runs."""
+        return len(self.request.prompt_token_ids) + self.launched - 1
 
     @property
     def decodable(self) -> bool:

@@ -26,7 +26,8 @@ import mlx.core as mx
 from chairlift.cache.views import SpanStep
 from chairlift.engine.batching import FLAT_STEPS, Batching
 from chairlift.engine.flight import Flight, blame
-from chairlift.engine.plan import RunnerStats, Span, StepPlan, StepResult
+from chairlift.engine.pages import PageStore
+from chairlift.engine.plan import NewRow, PrefixSpec, RunnerStats, Save, Span, StepPlan, StepResult
 from chairlift.engine.residents import Resident, Residents, state_of
 from chairlift.engine.sampling import Marks, row_key, sample
 from chairlift.engine.sight import RowSight, Sight, SightError
@@ -59,6 +60,7 @@ class MlxRunner:
         whole_prompts: hold a prompt's chunks back until the last and prefill them in one piece.
         sight: encodes images; None for a model that takes none.
         marks: tokens that sampling treats apart.
+        pages: what is kept of rows for later ones; None where nothing can be.
     """
 
     def __init__(
@@ -71,6 +73,7 @@ class MlxRunner:
         whole_prompts: bool = False,
         sight: Sight | None = None,
         marks: Marks | None = None,
+        pages: PageStore | None = None,
     ) -> None:
         self.batching = batching
         self._forward = forward
@@ -79,6 +82,7 @@ class MlxRunner:
         self._whole_prompts = whole_prompts
         self._sight = sight
         self._marks = marks or Marks()
+        self._pages = pages
         self._residents = Residents(batching, make_cache)
         self._last: Flight | None = None
         self._steps = 0
@@ -97,12 +101,18 @@ class MlxRunner:
         self._tidy(idle=flight is None)
         return landed
 
+    @property
+    def prefix(self) -> PrefixSpec | None:
+        """What prefixes are kept as; None where they are not."""
+        return self._pages.spec if self._pages is not None else None
+
     def stats(self) -> RunnerStats:
         own_bytes = self._residents.own_nbytes
         return RunnerStats(
             rows=len(self._residents.rows),
             kv_bytes=self._residents.batch.nbytes + own_bytes,
             kv_tokens_bytes=self._residents.batch.held_nbytes + own_bytes,
+            prefix_bytes=self._pages.nbytes if self._pages is not None else 0,
             active_bytes=mx.get_active_memory(),
             cache_bytes=mx.get_cache_memory(),
             peak_bytes=mx.get_peak_memory(),
@@ -112,6 +122,8 @@ class MlxRunner:
         self._last = None
         self._make_cache = list
         self._residents.close()
+        if self._pages is not None:
+            self._pages.clear()
         self._forward = _closed
         self._split = self._sight = None
         mx.clear_cache()
@@ -124,21 +136,58 @@ class MlxRunner:
     # Launching
 
     def _launch(self, plan: StepPlan) -> Flight | None:
+        flight = Flight(plan.number, plan.rows)
+        self._keep(plan, flight)
         for row in plan.release:
             self._residents.rows.pop(row, None)
         for new in plan.admit:
-            self._residents.rows[new.row] = Resident(
-                new, row_key(new.seed), new.drawn, self._make_cache(), marks=self._marks
-            )
+            self._admit(new)
         if plan.idle:
             self._residents.gather([])
             return None
-        flight = Flight(plan.number, plan.rows)
         self._launch_tokens(plan, flight)
         for row in plan.encode:
             if self._present(row, flight):
                 self._encode(row, flight)
         return flight
+
+    def _keep(self, plan: StepPlan, flight: Flight) -> None:
+        """Drop pages, then save those of rows that end. They are computed at once: what still refers to a
+        batch's arrays keeps the step from writing into them in place."""
+        if self._pages is None:
+            return
+        self._pages.drop(plan.drop)
+        saved = self._save(plan.keep, flight)
+        try:
+            if plan.idle:
+                mx.eval(saved)
+            else:
+                mx.async_eval(*saved)  # type: ignore[no-untyped-call]
+        except Exception:
+            log.exception("pages of rows that end could not be computed")
+            self._pages.spoil(*plan.keep)
+
+    def _save(self, saves: Sequence[Save], flight: Flight) -> list[mx.array]:
+        if self._pages is None:
+            return []
+        flight.saves += saves
+        arrays = [array for save in saves for array in self._pages.save(save, self._residents)]
+        flight.arrays += arrays
+        return arrays
+
+    def _admit(self, new: NewRow) -> None:
+        """A row whose pages are not there is not admitted, and so lost."""
+        row = Resident(new, row_key(new.seed), new.drawn, None, marks=self._marks)
+        try:
+            if new.restore is None:
+                row.caches = self._make_cache()
+            else:
+                assert self._pages is not None
+                row.caches, row.held = self._pages.restore(new.restore), new.restore.tokens
+        except Exception:
+            log.exception("row %d could not be restored", new.row)
+        else:
+            self._residents.rows[new.row] = row
 
     def _launch_tokens(self, plan: StepPlan, flight: Flight) -> None:
         decode = [row for row in plan.decode if self._present(row, flight)]
@@ -151,10 +200,12 @@ class MlxRunner:
                 self._launch_flat(flight, decode, spans)
             else:
                 self._launch_apart(flight, decode, spans)
+            self._save(plan.save, flight)
             mx.async_eval(*flight.outputs)  # type: ignore[no-untyped-call]
         except Exception as error:
             # Half the layers may hold the step's tokens: nothing that took part can be used again.
             log.exception("step %d could not be built", plan.number)
+            flight.saves += plan.save
             self._fail_step(flight, decode, spans, error)
 
     def _present(self, row: int, flight: Flight) -> bool:
@@ -371,8 +422,9 @@ class MlxRunner:
         samples = flight.read()
         for row in flight.failed.keys() - known:
             self._residents.rows.pop(row, None)
+        spoiled = self._pages.take_spoiled() if self._pages is not None else frozenset()
         encoded = frozenset(flight.encoded)
-        return StepResult(flight.number, samples, flight.failed, flight.lost, encoded), fault
+        return StepResult(flight.number, samples, flight.failed, flight.lost, encoded, spoiled), fault
 
     # Faults
 
@@ -387,7 +439,7 @@ class MlxRunner:
     ) -> None:
         """A step that could not be built: prefilling rows are at fault, all others are lost."""
         message = blame(error)
-        flight.forget()
+        self._forget(flight)
         self._residents.drop([*decode, *(span.row for span in spans)])
         flight.failed.update({span.row: message for span in spans})
         flight.lost.update(dict.fromkeys(decode, message))
@@ -396,7 +448,13 @@ class MlxRunner:
         """A step whose computation failed: its rows' state is gone."""
         self._residents.drop(flight.rows)
         flight.lost.update({row: message for row in flight.rows if row not in flight.failed})
+        self._forget(flight)
+
+    def _forget(self, flight: Flight) -> None:
+        """Nothing of the step can be used, the pages saved in it included."""
         flight.forget()
+        if self._pages is not None:
+            self._pages.spoil(*flight.saves)
 
     def _tidy(self, *, idle: bool) -> None:
         self._steps += 1

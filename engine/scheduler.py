@@ -9,6 +9,9 @@ is never larger than `max(max_num_batched_tokens, rows in decode + MIN_CHUNK)`.
 
 Who prefills: the oldest row gets at least half of the prefill budget, so everyone's turn comes; the rest
 goes to the others by priority, then to the shortest first, so a short prompt does not wait behind a long one.
+
+With a prefix index (chairlift.engine.prefix) a row begins behind the longest prefix of its prompt that is
+kept, and one whose prefix another row is computing just now waits for it rather than computing it again.
 """
 
 from __future__ import annotations
@@ -19,7 +22,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from chairlift.engine.errors import ContextLengthExceeded, QueueFull
-from chairlift.engine.plan import NewRow, Sample, Span, StepPlan, StepResult
+from chairlift.engine.plan import NewRow, PrefixStats, Sample, Save, Span, StepPlan, StepResult
+from chairlift.engine.prefix.chain import root_digest
+from chairlift.engine.prefix.index import PrefixIndex
+from chairlift.engine.prefix.row import RowPrefix
 from chairlift.engine.request import Request
 from chairlift.engine.row import RequestTiming, Row, RowState
 
@@ -54,6 +60,7 @@ class Scheduler:
         max_waiting: rows in the wait queue beyond the free seats.
         context_length: most tokens of prompt and answer together.
         clock: monotonic seconds, for timing and `retry_after`.
+        prefixes: what is kept of earlier rows; None keeps nothing.
     """
 
     def __init__(
@@ -64,6 +71,7 @@ class Scheduler:
         max_waiting: int,
         context_length: int,
         clock: Callable[[], float],
+        prefixes: PrefixIndex | None = None,
     ) -> None:
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
@@ -75,10 +83,12 @@ class Scheduler:
         self.losses = 0
         self.wasted = 0
         """Draws that arrived for rows which had ended."""
+        self.prefixes = prefixes
         self._clock = clock
         self._waiting: dict[int, Row] = {}  # by arrival
         self._live: dict[int, Row] = {}  # by id: rows that hold model state, oldest admission first
         self._release: list[int] = []
+        self._keep: list[Save] = []
         self._in_flight: deque[StepPlan] = deque()  # launched, result not seen; at most two
         self._finish_times: deque[float] = deque(maxlen=64)
         self._step = 0
@@ -98,6 +108,10 @@ class Scheduler:
     def rows(self) -> list[Row]:
         """Every row that has not ended."""
         return [*self._live.values(), *self._waiting.values()]
+
+    @property
+    def prefix_stats(self) -> PrefixStats:
+        return self.prefixes.stats if self.prefixes is not None else PrefixStats()
 
     @property
     def busy(self) -> bool:
@@ -120,6 +134,9 @@ class Scheduler:
         limit = room if request.sampling.max_tokens is None else min(request.sampling.max_tokens, room)
         row = Row(request, seed, limit, self._next_arrival, RequestTiming(queued=self._clock()))
         self._next_arrival += 1
+        if self.prefixes is not None and request.media is None:
+            root = root_digest(request.cache_salt)
+            row.prefix = RowPrefix(self.prefixes, root, request.prompt_token_ids)
         self._waiting[row.arrival] = row
         return row
 
@@ -142,6 +159,7 @@ class Scheduler:
         """The row has ended, for whatever reason; its state goes with the next plan. Idempotent."""
         if row.finished:
             return
+        self._keep_prefix(row)
         self._detach(row, release=True)
         row.finished = True
         row.timing.finished = self._clock()
@@ -157,10 +175,14 @@ class Scheduler:
         if row.id is None:
             return
         self.preemptions += 1
+        self._keep_prefix(row)
         self._requeue(row, release=True)
 
     def schedule(self) -> StepPlan:
         """The next step. The caller launches it: what it holds counts as launched from now on."""
+        for row in self._live.values():
+            if row.state is RowState.RUNNING and not row.decodable:
+                self._keep_prefix(row)  # its last draw is launched: the step to come drops its state
         decode = [row for row in self._live.values() if row.decodable]
         seats = self.max_num_seqs - len(self._live)
         candidates = [row for row in self._live.values() if row.state is RowState.PREFILLING]
@@ -168,26 +190,35 @@ class Scheduler:
         budget = max(self.max_num_batched_tokens - len(decode), self.min_chunk)
         admit: list[NewRow] = []
         prefill: list[Span] = []
+        save: list[Save] = []
         encode = self._looking(candidates)
         if encode is not None:
             if encode.id is None:
                 admit.append(self._admit(encode))
             encode.looked += 1
             candidates = [row for row in candidates if row is not encode and not row.unseen]
-        for row, tokens in self._share(candidates, budget):
-            if row.id is None:
-                admit.append(self._admit(row))
-            prefill.append(self._launch_span(row, tokens))
+        grants = list(self._share(candidates, budget))
+        admit += [self._admit(row) for row, _ in grants if row.id is None]
+        # What the spans leave can be restored from the next plan on, and what goes for it goes with the next.
+        drop, keep = self._changed_pages()
+        for row, tokens in grants:
+            span = self._launch_span(row, tokens)
+            prefill.append(span)
+            if row.prefix is not None and (kept := row.prefix.after_span(span.row, row.prefilled)):
+                save.append(kept)
         for row in decode:
             row.launched += 1
         self._step += 1
         plan = StepPlan(
             number=self._step,
+            drop=drop,
+            keep=keep,
             release=tuple(self._release),
             admit=tuple(admit),
             prefill=tuple(prefill),
             decode=tuple(row.id for row in decode if row.id is not None),
             encode=(encode.id,) if encode is not None and encode.id is not None else (),
+            save=tuple(save),
         )
         self._release.clear()
         if not plan.idle:
@@ -201,6 +232,8 @@ class Scheduler:
         has nothing to say, though it should have drawn, is handled as lost.
         """
         committed = Committed()
+        if result is not None and self.prefixes is not None:
+            self.prefixes.forget(result.spoiled)
         number = self._step - 1 if result is None else result.number
         while self._in_flight and self._in_flight[0].number <= number:
             plan = self._in_flight.popleft()
@@ -214,7 +247,10 @@ class Scheduler:
         self._in_flight.clear()
         rows = [row for id, row in self._live.items() if id in ids]
         for row in rows:
+            self._detach(row, release=True)
             self.finish(row)
+        if self.prefixes is not None:
+            self.prefixes.clear()
         return rows
 
     # -- results
@@ -240,6 +276,8 @@ class Scheduler:
                 committed.drawn.append((row, sample))
 
     def _end_failed(self, row: Row, message: str, committed: Committed) -> None:
+        if row.prefix is not None:
+            row.prefix.distrust()
         self._detach(row, release=False)
         self.finish(row)
         committed.failed.append((row, message))
@@ -247,6 +285,8 @@ class Scheduler:
     def _lose(self, row: Row, message: str, committed: Committed, *, release: bool) -> None:
         self.losses += 1
         row.losses += 1
+        if row.prefix is not None:
+            row.prefix.distrust()
         if row.losses > MAX_LOSSES:
             self._detach(row, release=release)
             self.finish(row)
@@ -267,9 +307,28 @@ class Scheduler:
             if release:
                 self._release.append(row.id)
         row.id = None
+        row.kept = False
         row.known = ()
         row.prefilled = row.looked = 0
         row.launched = row.drawn
+
+    def _keep_prefix(self, row: Row) -> None:
+        """Have what a row holds at its end saved, once, before its state goes."""
+        if row.prefix is None or row.id is None or row.kept or row.state is not RowState.RUNNING:
+            return
+        row.kept = True
+        tokens = [*row.request.prompt_token_ids, *row.output][: row.held]
+        if (save := row.prefix.at_end(row.id, tokens, row.held)) is not None:
+            self._keep.append(save)
+
+    def _changed_pages(self) -> tuple[tuple[int, ...], tuple[Save, ...]]:
+        """Pages to drop, and of rows that end to save; none stands in both."""
+        if self.prefixes is None:
+            return (), ()
+        drop = self.prefixes.take_dropped()
+        keep = tuple(save for kept in self._keep if (save := kept.without(drop)) is not None)
+        self._keep.clear()
+        return drop, keep
 
     # -- plans
 
@@ -282,7 +341,17 @@ class Scheduler:
             overdue = row.overtaken >= MAX_OVERTAKEN
             return not overdue, 0 if overdue else row.request.priority, row.arrival
 
-        return heapq.nsmallest(seats, self._waiting.values(), key=order)
+        if self.prefixes is None:
+            return heapq.nsmallest(seats, self._waiting.values(), key=order)
+        computing = [row for row in self._live.values() if row.state is RowState.PREFILLING]
+        line: list[Row] = []
+        for row in sorted(self._waiting.values(), key=order):
+            if not any(_awaits(row, other) for other in computing):
+                computing.append(row)
+                line.append(row)
+                if len(line) == seats:
+                    break
+        return line
 
     def _looking(self, candidates: list[Row]) -> Row | None:
         """The row that encodes an image in this step, if any has one left: the oldest. It gets no span, so
@@ -336,17 +405,26 @@ class Scheduler:
         self._next_id += 1
         row.known = row.request.prompt_token_ids + tuple(row.output)
         row.overtaken = 0
+        restore = None
+        if row.prefix is not None:
+            row.prefix.known(row.known)
+            restore = row.prefix.take_over()
+        row.prefilled = restore.tokens if restore is not None else 0
         self._live[row.id] = row
         if row.timing.admitted is None:
             row.timing.admitted = self._clock()
+            row.cached = row.prefilled
         media = row.request.media if row.unseen else None
         prompt = row.request.prompt_token_ids if media is not None else ()
         known = row.known if row.request.sampling.counts_tokens else ()
-        return NewRow(row.id, row.request.sampling, row.seed, row.drawn, media, prompt, known)
+        return NewRow(row.id, row.request.sampling, row.seed, row.drawn, media, prompt, known, restore)
 
     def _launch_span(self, row: Row, tokens: int) -> Span:
         assert row.id is not None
         start, end = row.prefilled, row.prefilled + tokens
+        end = min(end, len(row.known))
+        if row.prefix is not None:
+            end = row.prefix.span_end(start, end)
         row.prefilled = end
         last = end == len(row.known)
         row.launched += last
@@ -360,3 +438,10 @@ class Scheduler:
             return least
         pace = (self._clock() - times[0]) / len(times)
         return min(max(pace * self.waiting / 2, least), most)
+
+
+def _awaits(row: Row, other: Row) -> bool:
+    """`row` had better wait for what `other` is computing."""
+    if row.prefix is None or other.prefix is None:
+        return False
+    return row.prefix.awaits(other.prefix, other.prefilled)

@@ -149,6 +149,8 @@ def _gauges(stats: EngineStats) -> Iterator[tuple[str, str, float]]:
     yield "num_requests_waiting", "Requests in the wait queue.", stats.waiting
     yield "kv_cache_bytes", "Bytes of all rows' states, padding included.", runner.kv_bytes
     yield "kv_cache_used_bytes", "Bytes that the rows' tokens need of them.", runner.kv_tokens_bytes
+    yield "prefix_cache_bytes", "Bytes of prefixes kept for later requests.", stats.prefix.bytes
+    yield "prefix_cache_limit_bytes", "Most bytes of kept prefixes.", stats.prefix.limit_bytes
     yield "memory_active_bytes", "Bytes of live arrays.", runner.active_bytes
     yield "memory_cache_bytes", "Bytes freed and kept for reuse by the allocator.", runner.cache_bytes
     yield "memory_peak_bytes", "Most bytes of live arrays so far.", runner.peak_bytes
@@ -167,4 +169,7 @@ def _counts(stats: EngineStats) -> Iterator[tuple[str, str, float]]:
     yield "engine_steps", "Steps of the engine.", stats.steps
     yield "num_preemptions", "Rows preempted.", stats.preemptions
     yield "num_rows_lost", "Rows started again after a failed step.", stats.lost
+    yield "prefix_cache_queries", "Prompt tokens looked up among kept prefixes.", stats.prefix.queried_tokens
+    yield "prefix_cache_hits", "Prompt tokens taken over from kept prefixes.", stats.prefix.hit_tokens
+    yield "prefix_cache_evictions", "Pages and checkpoints dropped for room.", stats.prefix.evicted
     yield "wasted_tokens", "Tokens drawn ahead for rows that had ended.", stats.wasted_tokens

@@ -15,7 +15,18 @@ from dataclasses import dataclass, field
 
 from chairlift.engine.errors import InvalidParameter
 from chairlift.engine.media import MediaProcessor
-from chairlift.engine.plan import LoadedModel, ModelInfo, NewRow, RunnerStats, Sample, StepPlan, StepResult
+from chairlift.engine.plan import (
+    LoadedModel,
+    ModelInfo,
+    NewRow,
+    Page,
+    Restore,
+    RunnerStats,
+    Sample,
+    Save,
+    StepPlan,
+    StepResult,
+)
 
 BOS, EOS, START, END = 256, 257, 258, 259
 SPECIALS = {BOS: "<s>", EOS: "</s>", START: "<|im_start|>", END: "<|im_end|>"}
@@ -227,6 +238,9 @@ class FakeRunner:
         self.most_tokens = 0
         """Of one step, decode and prefill together."""
         self.closed = False
+        self.pages: dict[int, tuple[int, ...]] = {}
+        """The tokens of every page and checkpoint, by id; a checkpoint's from the beginning."""
+        self._spoiled: set[int] = set()
         self._faults: list[Fault] = []
         self._in_flight: StepResult | None = None
         self._gate = Gate()
@@ -260,6 +274,10 @@ class FakeRunner:
         self._gate.go()
         self.threads.add(threading.current_thread().name)
         self.plans.append(plan)
+        for id in plan.drop:
+            self.pages.pop(id, None)
+        for save in plan.keep:
+            self._save(save)
         for id in plan.release:
             if self.rows.pop(id, None) is not None:
                 self.released.append(id)
@@ -292,7 +310,9 @@ class FakeRunner:
             self._check(
                 new.row not in self.rows and new.row not in self.released, f"{new.row} admitted twice"
             )
-            self.rows[new.row] = FakeRow(new, drawn=new.drawn)
+            tokens = self._restored(new.restore) if new.restore is not None else []
+            if tokens is not None:
+                self.rows[new.row] = FakeRow(new, tokens, drawn=new.drawn)
         if plan.idle:
             return None
         self._check(len(set(plan.rows)) == len(plan.rows), "a row stands twice in a plan")
@@ -315,6 +335,8 @@ class FakeRunner:
                 continue
             self._check(row.prefilled, f"{id} decoded before its prefill ended")
             samples[id] = self._sample(row)
+        for save in plan.save:
+            self._save(save)
         return self._spoil(plan, samples, fault)
 
     def _spoil(self, plan: StepPlan, samples: dict[int, Sample], fault: Fault) -> StepResult:
@@ -322,8 +344,16 @@ class FakeRunner:
             [id for id in (which(plan) if callable(which) else which) if id in plan.rows]
             for which in (fault.fail, fault.lose, fault.silent)
         )
+        lost += [id for id in plan.rows if id not in self.rows and id not in (*failed, *lost)]
         for id in (*failed, *lost):
             self.rows.pop(id, None)
+        for save in plan.save:
+            if save.row in (*failed, *lost):
+                for page in _pages(save):
+                    self.pages.pop(page.id, None)
+                    self._spoiled.add(page.id)
+        spoiled = frozenset(self._spoiled)
+        self._spoiled.clear()
         for id in (*failed, *lost, *silent):
             samples.pop(id, None)
         return StepResult(
@@ -331,7 +361,40 @@ class FakeRunner:
             samples,
             failed=dict.fromkeys(failed, "The fake failed this row."),
             lost=dict.fromkeys(lost, "The fake lost this row."),
+            spoiled=spoiled,
         )
+
+    def _save(self, save: Save) -> None:
+        row = self.rows.get(save.row)
+        if row is None:
+            self._check(self._knows(save.row), f"{save.row} saved before it was admitted")
+            self._spoiled.update(page.id for page in _pages(save))
+            return
+        held = row.tokens[:-1] if row.prefilled else row.tokens
+        for page in save.pages:
+            self._check(page.id not in self.pages, f"page {page.id} saved twice")
+            self._check(page.start + page.tokens <= len(held), f"page {page} reaches beyond the row")
+            self.pages[page.id] = tuple(held[page.start : page.start + page.tokens])
+        if save.checkpoint is not None:
+            self._check(save.checkpoint.start == len(held), f"checkpoint {save.checkpoint} at {len(held)}")
+            self.pages[save.checkpoint.id] = tuple(held)
+
+    def _restored(self, restore: Restore) -> list[int] | None:
+        """The tokens taken over; None where a page is not there."""
+        missing = {page.id for page in _pages(restore)} - self.pages.keys()
+        if missing:
+            self._spoiled |= missing
+            return None
+        tokens: list[int] = []
+        for page in restore.pages:
+            self._check(page.start == len(tokens), f"page {page} does not fit")
+            tokens += self.pages[page.id]
+        self._check(len(tokens) >= restore.tokens > 0, f"too few pages: {restore}")
+        tokens = tokens[: restore.tokens]
+        if restore.checkpoint is not None:
+            right = self.pages[restore.checkpoint.id] == tuple(tokens)
+            self._check(right, f"{restore.checkpoint} of another sequence")
+        return tokens
 
     def _sample(self, row: FakeRow) -> Sample:
         token = self.draw(row)
@@ -349,6 +412,10 @@ class FakeRunner:
     def _check(self, right: bool, message: str) -> None:
         if not right:
             self.violations.append(message)
+
+
+def _pages(part: Save | Restore) -> list[Page]:
+    return [page for page in (*part.pages, part.checkpoint) if page is not None]
 
 
 def fake_model(

@@ -31,7 +31,7 @@ Head = Callable[[mx.array], mx.array]
 
 _LENGTHS = (1, 40, 5)
 _STEPS = 3
-_TOLERANCE = {mx.float32: 1e-4, mx.float16: 3e-2, mx.bfloat16: 1e-1}
+TOLERANCE = {mx.float32: 1e-4, mx.float16: 3e-2, mx.bfloat16: 1e-1}
 """Largest difference of logits that rounding explains, as a share of the largest logit."""
 
 
@@ -114,7 +114,7 @@ class Trial:
         self._answers = [_prompt(10 + seed, _STEPS, vocab_size) for seed in range(len(_LENGTHS))]
         self._solo = [self._run_solo(*pair) for pair in zip(self._prompts, self._answers, strict=True)]
         mx.eval(self._solo)
-        rounding = _TOLERANCE.get(self._solo[0].dtype, 1e-1)
+        rounding = TOLERANCE.get(self._solo[0].dtype, 1e-1)
         self._tolerance = rounding if tolerance is None else tolerance
 
     def objection(self, batching: Batching) -> str | None:

@@ -9,6 +9,7 @@ import mlx.nn as nn
 
 from chairlift.engine.batching import FLAT_STEPS, Batching
 from chairlift.engine.models.batching import Finding, find_batching, split_head
+from chairlift.engine.models.prefix import find_pages
 from chairlift.engine.models.quantization import AUTO, cache_factory, require_quantizable
 from chairlift.engine.runner import MlxRunner
 from chairlift.engine.sampling import Marks
@@ -46,13 +47,16 @@ def make_runner(
         logits: mx.array = model(tokens, cache=caches, **told)
         return logits
 
+    make_cache = cache_factory(model, kv_cache_dtype)
+    pages = None if finding.whole_prompts else find_pages(model, vocab_size, make_cache)
     runner = MlxRunner(
         forward,
-        cache_factory(model, kv_cache_dtype),
+        make_cache,
         finding.batching,
         split=split,
         whole_prompts=finding.whole_prompts,
         sight=sight,
         marks=marks,
+        pages=pages,
     )
     return finding, runner

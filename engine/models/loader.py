@@ -5,6 +5,7 @@ The only module that applies patches: explicitly, before a model is built.
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -94,7 +95,7 @@ def load_model(
         created=int(time.time()),
         architecture=family,
         batching=str(finding.batching),
-        device=_device(),
+        device=device_name(),
         dtype=_dtype_name(model, config),
         parameters=_parameter_count(model),
         weight_bytes=sum(array.nbytes for _, array in parameters),
@@ -102,8 +103,9 @@ def load_model(
         kv_bytes_per_token=kv_bytes,
         kv_dtype=kv_type,
         vision=processor is not None,
+        memory_bytes=_memory(),
     )
-    return LoadedModel(info, tokenizer, runner, processor)
+    return LoadedModel(info, tokenizer, runner, processor, runner.prefix)
 
 
 def _load(folder: Path) -> tuple[nn.Module, dict[str, Any]]:
@@ -191,10 +193,19 @@ def _step_tokens() -> int:
     return 1024 if mx.cuda.is_available() else 512
 
 
-def _device() -> str:
+def device_name() -> str:
     info = mx.device_info() if hasattr(mx, "device_info") else {}
     name = str(info.get("device_name", "")).strip()
     return name or ("CPU" if mx.default_device() == mx.cpu else "GPU")
+
+
+def _memory() -> int:
+    """Bytes that may be used of the device's memory."""
+    info = mx.device_info()
+    for key in ("max_recommended_working_set_size", "total_memory", "memory_size"):
+        if info.get(key):
+            return int(info[key])
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 0
 
 
 def _one_line(error: Exception, folder: Path) -> str:
@@ -203,4 +214,4 @@ def _one_line(error: Exception, folder: Path) -> str:
     return text or type(error).__name__
 
 
-__all__ = ["context_length", "load_model", "make_runner", "vocab_size"]
+__all__ = ["context_length", "device_name", "load_model", "make_runner", "vocab_size"]

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from chairlift.engine.errors import ModelUnavailable
-from chairlift.engine.models.embedded import NAME, embedded_model, sha256_of
+from chairlift.engine.models.embedded import NAME, embedded_model
 from chairlift.engine.models.folders import build_folder, cache_folder
 from chairlift.engine.models.gguf import CONVERSION, Dtype, can_keep, dtype_named, fill_model_folder
 from chairlift.engine.models.gguf_file import GGUFFile
+from chairlift.engine.models.wheels import sha256_of
 
 HUB_PATTERNS = (
     "*.json",
@@ -26,6 +27,9 @@ HUB_PATTERNS = (
     "*.jinja",
 )
 """The files of a repository that a model needs (mlx-lm's `DEFAULT_ALLOW_PATTERNS`)."""
+
+DENSE_PATTERN = "*_Dense/model.safetensors"
+"""Layers that sentence-transformers keeps beside an embedding model."""
 
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
 
@@ -116,7 +120,7 @@ def _from_hub(name: str, *, progress: bool) -> Path:
     if not progress:
         disable_progress_bars()
     try:
-        return Path(huggingface_hub.snapshot_download(name, allow_patterns=list(HUB_PATTERNS)))
+        return Path(huggingface_hub.snapshot_download(name, allow_patterns=[*HUB_PATTERNS, DENSE_PATTERN]))
     except GatedRepoError:
         why = "its makers give access on request only; log in with an account that has it"
     except (RepositoryNotFoundError, HFValidationError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Sequence
 from enum import StrEnum
 from importlib.metadata import version
@@ -99,6 +100,14 @@ def serve(
             show_default=False,
         ),
     ] = None,
+    prefix_cache_ram: Annotated[
+        str,
+        typer.Option(
+            metavar="SIZE",
+            help="Memory for prefixes of earlier requests: a size such as 8GB or 512MiB, off, or auto, a "
+            "tenth of the device's memory beside the weights.",
+        ),
+    ] = "auto",
     drain_timeout: Annotated[
         float, typer.Option(min=0.0, help="Seconds that running answers get to finish after SIGTERM.")
     ] = 30.0,
@@ -156,7 +165,10 @@ def serve(
         drain_timeout=drain_timeout,
         access_log=access_log,
         engine=EngineConfig(
-            max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens, max_waiting=max_waiting
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            max_waiting=max_waiting,
+            prefix_cache_bytes=parse_size(prefix_cache_ram, "--prefix-cache-ram"),
         ),
         settings=ServerSettings(
             max_body_bytes=round(body_limit * MEBIBYTE),
@@ -204,11 +216,13 @@ def announce(serving: Serving) -> None:
     if token := info.kv_bytes_per_token:
         kind = f"{info.kv_dtype} " if info.kv_dtype else ""
         cache = f"KV {kind}{size(token)} a token, at most {size(token * info.context_length)} a request"
+    kept = config.prefix_cache_bytes or 0
     lines = {
         "model": f"{model}, context of {info.context_length:,} tokens",
         "device": info.device,
         "batch": f"{requests}, {config.max_num_batched_tokens} tokens a step",
         "memory": f"weights {size(info.weight_bytes)}, {cache}",
+        "prefix": f"up to {size(kept)} kept for later requests" if kept else "not kept",
     }
     console = Console(highlight=False)
     console.print(
@@ -219,6 +233,22 @@ def announce(serving: Serving) -> None:
         console.print(f"  {title:8}{text}", soft_wrap=True, markup=False)
     console.print("Try it:", serving.curl, sep="\n", soft_wrap=True, markup=False)
     console.file.flush()
+
+
+def parse_size(text: str, option: str) -> int | None:
+    """Bytes of a size as people write it; 0 for `off`, None for `auto`.
+
+    Raises:
+        typer.BadParameter: neither.
+    """
+    word = text.strip().lower()
+    if word in ("off", "auto"):
+        return 0 if word == "off" else None
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([kmgt]?)(i?)b?", word)
+    if match is None:
+        raise typer.BadParameter(f"{text!r} is no size such as 8GB or 512MiB.", param_hint=option)
+    number, unit, binary = match.groups()
+    return int(float(number) * (1024 if binary else 1000) ** " kmgt".index(unit or " "))
 
 
 def size(count: int) -> str:

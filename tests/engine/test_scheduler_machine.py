@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import hypothesis.strategies as st
@@ -9,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from chairlift.engine.errors import QueueFull
-from chairlift.engine.plan import NewRow, StepPlan, StepResult
+from chairlift.engine.plan import NewRow, PrefixSpec, StepPlan, StepResult
+from chairlift.engine.prefix.index import PrefixIndex
 from chairlift.engine.request import Request, SamplingParams
 from chairlift.engine.row import Row, RowState
 from chairlift.engine.scheduler import MIN_CHUNK, Committed, Scheduler
@@ -27,13 +29,20 @@ def solo(row: Row) -> list[int]:
     return fake.tokens[len(row.request.prompt_token_ids) :]
 
 
-def make(seqs: int, tokens: int, waiting: int) -> Scheduler:
+SPECS = (None, PrefixSpec(4, 1), PrefixSpec(4, 1, checkpoint_bytes=6, checkpoint_tokens=16))
+"""Nothing is kept; a model that resumes anywhere; one that resumes at checkpoints."""
+
+
+def make(
+    seqs: int, tokens: int, waiting: int, spec: PrefixSpec | None = None, room: int = 10**6
+) -> Scheduler:
     return Scheduler(
         max_num_seqs=seqs,
         max_num_batched_tokens=tokens,
         max_waiting=waiting,
         context_length=CONTEXT,
         clock=lambda: 0.0,
+        prefixes=PrefixIndex(spec, room) if spec is not None else None,
     )
 
 
@@ -49,9 +58,13 @@ class Driver:
     reached_limit: set[int] = field(default_factory=set)
     """Arrivals of rows that ended at their limit, and never on content or by a cancel."""
 
-    def add(self, prompt: int, max_tokens: int | None, *, priority: int = 0, seed: int = 0) -> Row:
+    def add(
+        self, prompt: int | list[int], max_tokens: int | None, *, priority: int = 0, seed: int = 0
+    ) -> Row:
         sampling = SamplingParams(max_tokens=max_tokens, temperature=seed % 2)
-        request = Request("r", tuple((seed + index) % 251 for index in range(prompt)), sampling, priority)
+        if isinstance(prompt, int):
+            prompt = [(seed + index) % 251 for index in range(prompt)]
+        request = Request("r", tuple(prompt), sampling, priority)
         row = self.scheduler.add(request, seed)
         self.rows.append(row)
         self.expected[row.arrival] = solo(row)
@@ -78,9 +91,15 @@ class Driver:
 
 
 class SchedulerMachine(RuleBasedStateMachine):
-    @initialize(seqs=st.integers(1, 6), tokens=st.integers(1, 80), waiting=st.integers(0, 6))
-    def begin(self, seqs: int, tokens: int, waiting: int) -> None:
-        self.driver = Driver(make(seqs, tokens, waiting))
+    @initialize(
+        seqs=st.integers(1, 6),
+        tokens=st.integers(1, 80),
+        waiting=st.integers(0, 6),
+        spec=st.sampled_from(SPECS),
+        room=st.one_of(st.integers(0, 300), st.just(10**6)),
+    )
+    def begin(self, seqs: int, tokens: int, waiting: int, spec: PrefixSpec | None, room: int) -> None:
+        self.driver = Driver(make(seqs, tokens, waiting, spec, room))
         self.scheduler, self.runner = self.driver.scheduler, self.driver.runner
 
     @rule(
@@ -95,6 +114,16 @@ class SchedulerMachine(RuleBasedStateMachine):
         except QueueFull:
             free = max(0, self.scheduler.max_num_seqs - self.scheduler.running)
             assert self.scheduler.waiting >= self.scheduler.max_waiting + free
+
+    @precondition(lambda self: self.driver.rows)
+    @rule(data=st.data(), kept=st.floats(0, 1), more=st.integers(0, 20), max_tokens=st.integers(1, 12))
+    def follow(self, data: st.DataObject, kept: float, more: int, max_tokens: int) -> None:
+        """A prompt that begins as an earlier one and its answer."""
+        row = data.draw(st.sampled_from(self.driver.rows))
+        tokens = [*row.request.prompt_token_ids, *row.output]
+        prompt = [*tokens[: int(kept * len(tokens)) + 1], *range(more)][: CONTEXT - 1]
+        with suppress(QueueFull):
+            self.driver.add(prompt, max_tokens, seed=data.draw(st.integers(0, 3)))
 
     @rule(steps=st.integers(1, 6))
     def step(self, steps: int) -> None:
@@ -153,6 +182,13 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert len(self.runner.rows) <= self.scheduler.max_num_seqs + len(self.scheduler._release)
 
     @invariant()
+    def keeps_within_its_room(self) -> None:
+        index = self.scheduler.prefixes
+        if index is not None:
+            assert index.used == sum(index._entries.values()) <= index.limit
+            assert all(node.parent is None or not node.parent.dead for node in index._nodes.values())
+
+    @invariant()
     def counts_agree(self) -> None:
         for row in self.scheduler.rows:
             assert not row.finished
@@ -173,6 +209,9 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.check(self.driver.step())
         assert not self.scheduler.busy
         assert self.runner.rows == {}, "states are left on the runner"
+        if (index := self.scheduler.prefixes) is not None:
+            gone = {*index.take_dropped(), *self.runner._spoiled}
+            assert self.runner.pages.keys() - gone == index._by_id.keys() - gone
         assert self.runner.violations == []
         for row in self.driver.rows:
             assert row.finished and row.id is None and row.known == ()

@@ -110,7 +110,7 @@ def test_a_hub_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
     assert resolve_model("org/name") == ModelSource(folder, "org/name")
-    assert asked == [("org/name", list(resolve.HUB_PATTERNS))]
+    assert asked == [("org/name", [*resolve.HUB_PATTERNS, resolve.DENSE_PATTERN])]
 
 
 def test_hub_patterns_are_those_of_mlx_lm() -> None:

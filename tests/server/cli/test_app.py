@@ -7,13 +7,14 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+import typer
 
 from chairlift.engine.config import EngineConfig
 from chairlift.engine.errors import InvalidParameter, ModelUnavailable
 from chairlift.engine.models.resolve import ModelSource
 from chairlift.engine.plan import ModelInfo, RunnerStats
 from chairlift.server.cli.app import run
-from chairlift.server.cli.serve import announce, count, size
+from chairlift.server.cli.serve import announce, count, parse_size, size
 from chairlift.server.serve import ServeOptions, Serving
 from chairlift.server.settings import ServerSettings
 from tests.engine.models.gguf_files import Llama
@@ -127,7 +128,7 @@ def test_serve_says_what_and_where(capsys: Captured) -> None:
         kv_bytes_per_token=46_080,
         kv_dtype="bfloat16",
     )
-    config = EngineConfig(max_num_batched_tokens=512)
+    config = EngineConfig(max_num_batched_tokens=512, prefix_cache_bytes=2_000_000_000)
     serving = Serving("http://127.0.0.1:8000", info, RunnerStats(), config, has_chat_template=True)
     announce(serving)
     assert capsys.readouterr().out == (
@@ -136,6 +137,7 @@ def test_serve_says_what_and_where(capsys: Captured) -> None:
         "  device  CPU\n"
         "  batch   up to 32 requests at once (flat), 256 waiting, 512 tokens a step\n"
         "  memory  weights 538 MB, KV bfloat16 46.1 kB a token, at most 377 MB a request\n"
+        "  prefix  up to 2 GB kept for later requests\n"
         f"Try it:\n{serving.curl}\n"
     )
 
@@ -224,3 +226,24 @@ def test_generate_bounds_and_refusals(lift: FakeRunner, capsys: Captured) -> Non
 def test_bench_without_a_server_is_one_line(capsys: Captured) -> None:
     assert run(["bench", "--url", "ftp://x"]) == 1
     assert "is no http URL" in complaint(capsys)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("off", 0),
+        ("auto", None),
+        ("8GB", 8 * 10**9),
+        ("512MiB", 512 * 2**20),
+        ("1.5g", 1_500_000_000),
+        ("7", 7),
+    ],
+)
+def test_sizes_are_read_as_people_write_them(text: str, expected: int | None) -> None:
+    assert parse_size(text, "--option") == expected
+
+
+@pytest.mark.parametrize("text", ["", "lots", "8XB", "-1GB", "1e9", "GB"])
+def test_what_is_no_size_is_refused(text: str) -> None:
+    with pytest.raises(typer.BadParameter, match="no size such as"):
+        parse_size(text, "--option")

@@ -1,0 +1,239 @@
+"""Parts of one request's caches as bytes: what is kept of a row for later rows.
+
+A **page** holds some tokens' keys and values of every layer that keeps all tokens, side by side in one
+array of bytes. A **state** holds what the other layers, recurrent and sliding-window, keep behind some
+token. So each is one buffer, whatever the model, and nothing that moves it needs to know what is in it.
+
+All methods run on the MLX thread; nothing is evaluated here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+
+from chairlift.cache.attention import CohortKV, Planes
+from chairlift.cache.batch import (
+    Caches,
+    Layer,
+    Nest,
+    RecurrentLayer,
+    Tree,
+    is_stateful,
+    leaves_of,
+    paired,
+    storage_of,
+)
+
+ALIGNMENT = 16
+"""Bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlaneShape:
+    """One plane of one layer: heads, numbers a token and head, and their type."""
+
+    heads: int
+    width: int
+    dtype: mx.Dtype
+
+    @property
+    def token_bytes(self) -> int:
+        return self.heads * self.width * self.dtype.size
+
+    def of(self, data: mx.array, tokens: int) -> mx.array:
+        """Bytes `[..., tokens x token_bytes]` as numbers `[..., heads, tokens, width]`."""
+        lead = data.shape[:-1]
+        if not self.token_bytes:
+            return mx.zeros((*lead, self.heads, tokens, self.width), dtype=self.dtype)
+        return data.view(self.dtype).reshape(*lead, self.heads, tokens, self.width)
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """What layers without pages hold.
+
+    Attributes:
+        data: uint8 `[bytes]`.
+        shapes: of the arrays in it, by layer; None for one that is not there.
+    """
+
+    data: mx.array
+    shapes: tuple[tuple[tuple[tuple[int, ...], mx.Dtype] | None, ...], ...]
+
+
+class PageFormat:
+    """How a model's caches become pages and come back.
+
+    Args:
+        template: fresh caches of the model (`make_cache()`).
+
+    Raises:
+        UnsupportedCache: naming a cache type that cannot be kept.
+    """
+
+    def __init__(self, template: Caches) -> None:
+        self._trees: list[Tree] = [storage_of(cache) for cache in template]
+        self.has_states = any(map(is_stateful, leaves_of(self._trees)))
+        self._shapes: list[PlaneShape] = []
+        self._planes_of_layer: list[int] = []
+
+    def measure(self, caches: Caches) -> tuple[int, int]:
+        """(bytes a token of pages, bytes of a state at most), from caches that hold a few tokens. Has to be
+        called once, before anything else."""
+        pages = [
+            self._planes(layer, cache) for layer, cache in self._layers(caches) if not is_stateful(layer)
+        ]
+        self._planes_of_layer = [len(planes) for planes in pages]
+        self._shapes = [
+            PlaneShape(plane.shape[1], plane.shape[3], plane.dtype) for planes in pages for plane in planes
+        ]
+        states = 0
+        for layer, cache in self._layers(caches):
+            if isinstance(layer, RecurrentLayer):
+                states += sum(array.nbytes for array in cache.cache if array is not None)
+            elif layer.window is not None:
+                states += (
+                    sum(plane.nbytes // plane.shape[2] for plane in cache_planes(layer, cache)) * layer.window
+                )
+        return sum(shape.token_bytes for shape in self._shapes), states
+
+    # Out of caches
+
+    def planes(self, caches: Caches, start: int, stop: int) -> list[Planes]:
+        """Views of a request's tokens [start, stop), by layer; for `pack`."""
+        return [
+            [plane[:, :, start:stop] for plane in self._planes(layer, cache)]
+            for layer, cache in self._layers(caches)
+            if not is_stateful(layer)
+        ]
+
+    def states(self, caches: Caches) -> list[Any]:
+        """A request's caches that keep a state or a window; for `pack_state`."""
+        return [cache for layer, cache in self._layers(caches) if is_stateful(layer)]
+
+    def pack(self, planes: Sequence[Planes]) -> mx.array:
+        """The page of some tokens: uint8 `[bytes]`.
+
+        Raises:
+            ValueError: planes of other shapes or types than those measured.
+        """
+        flat = [plane for layer in planes for plane in layer]
+        found = [PlaneShape(plane.shape[1], plane.shape[3], plane.dtype) for plane in flat]
+        if found != self._shapes:
+            raise ValueError("These planes are not of the model that was measured.")
+        return mx.concatenate([_bytes(plane) for plane in flat]) if flat else mx.zeros((0,), dtype=mx.uint8)
+
+    def pack_state(self, caches: Sequence[Any]) -> State:
+        """The state that `states` gave."""
+        shapes, parts = [], []
+        for layer, cache in zip(self._stateful(), caches, strict=True):
+            arrays = (
+                list(cache.cache) if isinstance(layer, RecurrentLayer) else list(cache_planes(layer, cache))
+            )
+            shapes.append(tuple(None if array is None else (array.shape, array.dtype) for array in arrays))
+            parts += [_bytes(array) for array in arrays if array is not None]
+        data = mx.concatenate(parts) if parts else mx.zeros((0,), dtype=mx.uint8)
+        return State(data, tuple(shapes))
+
+    # Into caches
+
+    def restore(self, pages: Sequence[tuple[mx.array, int]], tokens: int, state: State | None) -> list[Any]:
+        """Fresh caches of one request that holds the first `tokens` tokens of these pages, in memory of
+        their own.
+
+        Args:
+            pages: (page, tokens in it), from position 0 on; all but the last equally long.
+            state: behind exactly `tokens` tokens, where the model has layers of that kind.
+        """
+        planes = iter(self._unpacked(pages, tokens))
+        states = iter(self._unpacked_state(state)) if state is not None else iter(())
+        return [self._restored(tree, planes, states, tokens) for tree in self._trees]
+
+    def _restored(self, tree: Tree, planes: Iterator[Planes], states: Iterator[Any], tokens: int) -> Any:
+        if isinstance(tree, Nest):
+            return tree.single(*(self._restored(part, planes, states, tokens) for part in tree))
+        if not is_stateful(tree):
+            return tree.filled(next(planes), tokens)
+        arrays = next(states)
+        if isinstance(tree, CohortKV):
+            return tree.filled(arrays, tokens)
+        return tree.restored(arrays)
+
+    def _unpacked(self, pages: Sequence[tuple[mx.array, int]], tokens: int) -> Iterator[Planes]:
+        """By layer: planes `[1, heads, tokens, width]`."""
+        *whole, (last, last_tokens) = pages
+        each = whole[0][1] if whole else 0
+        stacked = mx.stack([page for page, _ in whole]) if whole else None
+        rest = tokens - each * len(whole)
+        planes: list[mx.array] = []
+        whole_start = last_start = 0
+        for shape in self._shapes:
+            parts = []
+            if stacked is not None:
+                size = each * shape.token_bytes
+                part = shape.of(stacked[:, whole_start : whole_start + size], each).swapaxes(0, 1)
+                parts.append(part.reshape(shape.heads, each * len(whole), shape.width))
+                whole_start += aligned(size)
+            size = last_tokens * shape.token_bytes
+            parts.append(shape.of(last[last_start : last_start + size], last_tokens)[:, :rest])
+            last_start += aligned(size)
+            plane = mx.concatenate(parts, axis=1) if len(parts) > 1 else mx.contiguous(parts[0])
+            planes.append(plane[None])
+        start = 0
+        for count in self._planes_of_layer:
+            yield planes[start : start + count]
+            start += count
+
+    def _unpacked_state(self, state: State) -> Iterator[list[mx.array | None]]:
+        start = 0
+        for layer in state.shapes:
+            arrays: list[mx.array | None] = []
+            for part in layer:
+                if part is None:
+                    arrays.append(None)
+                    continue
+                shape, dtype = part
+                size = math.prod(shape) * dtype.size
+                data = state.data[start : start + size]
+                arrays.append(
+                    mx.contiguous(data.view(dtype).reshape(shape)) if size else mx.zeros(shape, dtype)
+                )
+                start += aligned(size)
+            yield arrays
+
+    # Layers
+
+    def _layers(self, caches: Caches) -> Iterable[tuple[Layer, Any]]:
+        return paired(self._trees, caches, CohortKV | RecurrentLayer)
+
+    def _stateful(self) -> list[Layer]:
+        return [layer for layer in leaves_of(self._trees) if is_stateful(layer)]
+
+    def _planes(self, layer: Layer, cache: Any) -> Planes:
+        assert isinstance(layer, CohortKV)
+        return layer.planes_of(cache)
+
+
+def cache_planes(layer: Layer, cache: Any) -> Planes:
+    """What a sliding-window layer's cache holds of its window, oldest token first. Behind a chunk of
+    prefill it holds more, which its next step drops."""
+    assert isinstance(layer, CohortKV) and layer.window is not None
+    return [plane[:, :, -layer.window :] for plane in layer.planes_of(cache)] if int(cache.offset) else ()
+
+
+def aligned(size: int) -> int:
+    """Bytes that an array of `size` takes in a page: a view of any type begins at a multiple of its size."""
+    return -(-size // ALIGNMENT) * ALIGNMENT
+
+
+def _bytes(array: mx.array) -> mx.array:
+    """uint8 `[aligned bytes]`, in order."""
+    if not array.size:
+        return mx.zeros((0,), dtype=mx.uint8)
+    data = mx.contiguous(array).reshape(-1).view(mx.uint8)
+    return mx.pad(data, (0, aligned(data.size) - data.size)) if data.size % ALIGNMENT else data

@@ -1,0 +1,106 @@
+"""What the runner keeps of rows for later ones: pages and checkpoints, by id.
+
+Which are kept and which go is decided by the scheduler's `PrefixIndex`; here they are only stored. All
+methods run on the MLX thread."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from typing import Any
+
+import mlx.core as mx
+
+from chairlift.cache.pages import PageFormat, State
+from chairlift.engine.plan import PrefixSpec, Restore, Save
+from chairlift.engine.residents import Residents
+
+log = logging.getLogger(__name__)
+
+
+class PageStore:
+    """Args: pages: how the model's caches become pages. spec: the same in sizes."""
+
+    def __init__(self, pages: PageFormat, spec: PrefixSpec) -> None:
+        self.spec = spec
+        self._format = pages
+        self._pages: dict[int, mx.array] = {}
+        self._states: dict[int, State] = {}
+        self._spoiled: set[int] = set()
+
+    def drop(self, ids: Iterable[int]) -> None:
+        for id in ids:
+            self._pages.pop(id, None)
+            self._states.pop(id, None)
+
+    def save(self, save: Save, residents: Residents) -> list[mx.array]:
+        """Keep copies of a row's state. Returns the new arrays, to evaluate; where it fails, the pages
+        count as spoiled."""
+        try:
+            return self._save(save, residents)
+        except Exception:
+            log.exception("pages of row %d could not be made", save.row)
+            self.spoil(save)
+            return []
+
+    def _save(self, save: Save, residents: Residents) -> list[mx.array]:
+        if save.row not in residents.rows:
+            self.spoil(save)
+            return []
+        new: list[mx.array] = []
+        if save.pages:
+            start, last = save.pages[0].start, save.pages[-1]
+            planes = residents.planes(save.row, self._format, start, last.start + last.tokens)
+            for page in save.pages:
+                part = slice(page.start - start, page.start - start + page.tokens)
+                data = self._format.pack([[plane[:, :, part] for plane in layer] for layer in planes])
+                self._pages[page.id] = data
+                new.append(data)
+        if save.checkpoint is not None:
+            held = residents.rows[save.row].held
+            if held != save.checkpoint.start:
+                raise ValueError(f"The row holds {held} tokens, not {save.checkpoint.start}.")
+            state = self._format.pack_state(residents.states(save.row, self._format))
+            self._states[save.checkpoint.id] = state
+            new.append(state.data)
+        return new
+
+    def restore(self, restore: Restore) -> list[Any]:
+        """Caches of one request that begins with these pages.
+
+        Raises:
+            KeyError: one of them is not here; it counts as spoiled.
+        """
+        missing = [page.id for page in restore.pages if page.id not in self._pages]
+        checkpoint = restore.checkpoint
+        if checkpoint is not None and checkpoint.id not in self._states:
+            missing.append(checkpoint.id)
+        if missing:
+            self._spoiled.update(missing)
+            raise KeyError(missing[0])
+        pages = [(self._pages[page.id], page.tokens) for page in restore.pages]
+        state = self._states[checkpoint.id] if checkpoint is not None else None
+        return self._format.restore(pages, restore.tokens, state)
+
+    def spoil(self, *saves: Save) -> None:
+        """What was to be saved here is not to be used."""
+        for save in saves:
+            ids = [page.id for page in (*save.pages, save.checkpoint) if page is not None]
+            self._spoiled.update(ids)
+            self.drop(ids)
+
+    def take_spoiled(self) -> frozenset[int]:
+        """Pages and checkpoints that are not here though they should be, since last asked."""
+        spoiled = frozenset(self._spoiled)
+        self._spoiled.clear()
+        return spoiled
+
+    @property
+    def nbytes(self) -> int:
+        return sum(page.nbytes for page in self._pages.values()) + sum(
+            state.data.nbytes for state in self._states.values()
+        )
+
+    def clear(self) -> None:
+        self._pages.clear()
+        self._states.clear()

@@ -1,0 +1,310 @@
+"""Which prefixes are kept, and which go when memory is short: pure bookkeeping, no arrays.
+
+A tree of blocks. A **node** is a block of tokens behind its parent's: full, or a **tail** that is shorter
+and has no children. What the runner keeps of it is a **page**: keys and values of its tokens in all
+attention layers that keep every token. Layers that keep a state or a window instead are kept as
+**checkpoints**, the state behind a node's last token. A model without such layers resumes behind any token,
+even inside a page; one with them resumes at checkpoints only.
+
+Pages and checkpoints are named by numbers that are never used again, so that what the runner still holds
+under one can never be taken for another.
+
+Invariants: every ancestor of a node is in the tree; the bytes of all entries are at most `limit`.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from chairlift.engine.plan import Page, PrefixSpec, PrefixStats
+from chairlift.engine.prefix.chain import Chain, bisect, common, digest
+
+MOST_COMPARED = 64
+"""Siblings, latest first, that are searched for one that begins as the sequence goes on."""
+
+
+@dataclass(slots=True, eq=False)
+class Node:
+    """A block in the tree."""
+
+    page: Page
+    digest: bytes
+    tokens: tuple[int, ...]
+    root: bytes
+    parent: Node | None
+    children: dict[int, list[Node]] = field(default_factory=dict)
+    """By first token, oldest first."""
+    checkpoint: Checkpoint | None = None
+    dead: bool = False
+
+    @property
+    def stop(self) -> int:
+        """Tokens from the sequence's beginning to the node's end."""
+        return self.page.start + self.page.tokens
+
+    @property
+    def path(self) -> list[Node]:
+        """From the first block to this one."""
+        nodes: list[Node] = []
+        node: Node | None = self
+        while node is not None:
+            nodes.append(node)
+            node = node.parent
+        return nodes[::-1]
+
+
+@dataclass(slots=True, eq=False)
+class Checkpoint:
+    page: Page
+    node: Node
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """What of a sequence is kept."""
+
+    tokens: int = 0
+    node: Node | None = None
+    """The last one; a sequence may end inside it."""
+
+
+class PrefixIndex:
+    """Args: limit: bytes of all pages and checkpoints together."""
+
+    def __init__(self, spec: PrefixSpec, limit: int) -> None:
+        self.spec = spec
+        self.limit = limit
+        self.used = 0
+        self.queried = 0
+        """Tokens of sequences that were looked up to be taken over."""
+        self.hit = 0
+        """Of these, taken over."""
+        self.evicted = 0
+        self.version = 0
+        """Changes whenever a look-up may come out differently."""
+        self._nodes: dict[bytes, Node] = {}
+        self._roots: dict[bytes, dict[int, list[Node]]] = {}
+        self._entries: OrderedDict[Node | Checkpoint, int] = OrderedDict()  # bytes; least recently used first
+        self._by_id: dict[int, Node | Checkpoint] = {}
+        self._dropped: list[int] = []
+        self._next_id = 1
+
+    def __len__(self) -> int:
+        """Pages and checkpoints."""
+        return len(self._entries)
+
+    @property
+    def stats(self) -> PrefixStats:
+        return PrefixStats(self.limit, self.used, len(self), self.queried, self.hit, self.evicted)
+
+    # Look-up
+
+    def find(self, chain: Chain, limit: int) -> Hit:
+        """The longest kept prefix of `chain`, of at most `limit` tokens. Changes nothing."""
+        block = self.spec.block_tokens
+        digests = chain.digests(limit // block)
+        blocks = bisect(len(digests), lambda n: digests[n - 1] in self._nodes)
+        node = self._nodes[digests[blocks - 1]] if blocks else None
+        if not self.spec.checkpointed:
+            rest = chain.tokens[blocks * block : min(limit, (blocks + 1) * block)]
+            best, tokens = self._longest_child(chain.root, node, rest)
+            return Hit(blocks * block + tokens, best) if tokens else Hit(blocks * block, node)
+        while True:
+            start = node.stop if node is not None else 0
+            rest = chain.tokens[start : min(limit, start + block)]
+            if (end := self._longest_end(chain.root, node, rest)) is not None:
+                return Hit(end.stop, end)
+            if node is None or node.checkpoint is not None:
+                return Hit(start, node)
+            node = node.parent
+
+    def use(self, hit: Hit) -> tuple[tuple[Page, ...], Page | None]:
+        """The pages to restore and the checkpoint, now used last of all."""
+        if hit.node is None:
+            return (), None
+        path = hit.node.path
+        for node in path:
+            self._entries.move_to_end(node)
+        checkpoint = hit.node.checkpoint if self.spec.checkpointed else None
+        if checkpoint is not None:
+            self._entries.move_to_end(checkpoint)
+        return tuple(node.page for node in path), checkpoint.page if checkpoint is not None else None
+
+    def _children(self, root: bytes, node: Node | None) -> dict[int, list[Node]]:
+        """A node's, or where there is none those that begin a sequence under `root`."""
+        return node.children if node is not None else self._roots.get(root, {})
+
+    def _longest_end(self, root: bytes, node: Node | None, rest: list[int]) -> Node | None:
+        """The longest child with a checkpoint of whose tokens `rest` has all."""
+        children = self._children(root, node).get(rest[0], []) if rest else []
+        whole = [
+            child
+            for child in children
+            if child.checkpoint is not None and child.tokens == tuple(rest[: len(child.tokens)])
+        ]
+        return max(whole, key=lambda child: len(child.tokens), default=None)
+
+    def _longest_child(self, root: bytes, node: Node | None, rest: list[int]) -> tuple[Node | None, int]:
+        best, length = None, 0
+        for child in (self._children(root, node).get(rest[0], []) if rest else [])[-MOST_COMPARED:]:
+            tokens = common(child.tokens, rest)
+            if tokens > length:
+                best, length = child, tokens
+        return best, length
+
+    # Growth
+
+    def grow(self, chain: Chain, parent: Node | None, stop: int) -> tuple[Node | None, list[Node]]:
+        """Nodes for the full blocks of `chain` behind `parent` that end by `stop`.
+
+        Returns the last node there is then, and those that are new, whose pages are to be saved. Ends early
+        where room is short or the parent is gone.
+        """
+        block = self.spec.block_tokens
+        new: list[Node] = []
+        digests = chain.digests(stop // block)
+        for index in range(parent.stop // block if parent is not None else 0, len(digests)):
+            if parent is not None and parent.dead:
+                break
+            node = self._nodes.get(digests[index])
+            if node is None:
+                node = self._add(chain, parent, index * block, block, digests[index])
+                if node is None:
+                    break
+                new.append(node)
+            parent = node
+        return parent, new
+
+    def grow_tail(self, chain: Chain, parent: Node | None, stop: int) -> Node | None:
+        """A new node for what lies between `parent` and `stop`, less than a block; None if there is nothing,
+        no room, or no need."""
+        start = parent.stop if parent is not None else 0
+        tokens = stop - start
+        if not 0 < tokens < self.spec.block_tokens or (parent is not None and parent.dead):
+            return None
+        if not self.spec.checkpointed:
+            _, kept = self._longest_child(chain.root, parent, chain.tokens[start:stop])
+            if kept == tokens:
+                return None
+        name = digest(parent.digest if parent is not None else chain.root, chain.tokens[start:stop])
+        return None if name in self._nodes else self._add(chain, parent, start, tokens, name)
+
+    def checkpoint(self, node: Node) -> Page | None:
+        """A checkpoint behind the node to be saved; None if there is one, or no room, or no use for it."""
+        if not self.spec.checkpointed or node.checkpoint is not None or node.dead:
+            return None
+        if not self._make_room(self.spec.checkpoint_bytes, node):
+            return None
+        node.checkpoint = Checkpoint(Page(self._new_id(), node.stop, 0), node)
+        self._enter(node.checkpoint, node.checkpoint.page.id, self.spec.checkpoint_bytes)
+        return node.checkpoint.page
+
+    def node_at(self, chain: Chain, parent: Node | None, stop: int) -> Node | None:
+        """The node of `chain` that ends at `stop`, `parent` or a tail behind it."""
+        if parent is not None and parent.stop == stop:
+            return parent
+        start = parent.stop if parent is not None else 0
+        name = digest(parent.digest if parent is not None else chain.root, chain.tokens[start:stop])
+        return self._nodes.get(name)
+
+    def _add(self, chain: Chain, parent: Node | None, start: int, tokens: int, name: bytes) -> Node | None:
+        size = tokens * self.spec.bytes_per_token
+        if not self._make_room(size, parent):
+            return None
+        page = Page(self._new_id(), start, tokens)
+        node = Node(page, name, tuple(chain.tokens[start : start + tokens]), chain.root, parent)
+        children = parent.children if parent is not None else self._roots.setdefault(chain.root, {})
+        siblings = children.setdefault(node.tokens[0], [])
+        outgrown = [
+            tail
+            for tail in siblings
+            if len(tail.tokens) < tokens
+            and tail.checkpoint is None
+            and node.tokens[: len(tail.tokens)] == tail.tokens
+        ]
+        siblings.append(node)
+        self._nodes[name] = node
+        self._enter(node, node.page.id, size)
+        for tail in outgrown:
+            self._remove(tail)
+        return node
+
+    # Loss
+
+    def forget(self, ids: Iterable[int]) -> None:
+        """The runner has not got these, or they are not to be trusted: they go, and what is behind them."""
+        for id in ids:
+            entry = self._by_id.get(id)
+            if entry is not None:
+                self._remove(entry)
+
+    def clear(self) -> None:
+        self.forget(list(self._by_id))
+
+    def take_dropped(self) -> tuple[int, ...]:
+        """Pages and checkpoints that have gone since this was last asked: the runner is to drop them."""
+        dropped = tuple(self._dropped)
+        self._dropped.clear()
+        return dropped
+
+    def _make_room(self, need: int, keep: Node | None) -> bool:
+        """Evict what was not used for longest. A node whose children are kept, or that is itself to be kept,
+        has to stay and is looked at again last."""
+        looks = len(self._entries)
+        while self.used + need > self.limit and looks:
+            looks -= 1
+            entry = next(iter(self._entries))
+            if isinstance(entry, Node) and (entry is keep or entry.children):
+                self._entries.move_to_end(entry)
+                continue
+            self.evicted += 1
+            self._remove(entry)
+        return self.used + need <= self.limit
+
+    def _remove(self, entry: Node | Checkpoint) -> None:
+        for gone in list(_subtree(entry)) if isinstance(entry, Node) else [entry]:
+            if isinstance(gone, Node):
+                gone.dead = True
+                self._nodes.pop(gone.digest, None)
+            else:
+                gone.node.checkpoint = None
+            self.used -= self._entries.pop(gone)
+            del self._by_id[gone.page.id]
+            self._dropped.append(gone.page.id)
+        if isinstance(entry, Node):
+            self._unlink(entry)
+        self.version += 1
+
+    def _unlink(self, node: Node) -> None:
+        children = self._children(node.root, node.parent)
+        siblings = children[node.tokens[0]]
+        siblings.remove(node)
+        if not siblings:
+            del children[node.tokens[0]]
+        if node.parent is None and not children:
+            del self._roots[node.root]
+
+    def _enter(self, entry: Node | Checkpoint, id: int, size: int) -> None:
+        self._entries[entry] = size
+        self._by_id[id] = entry
+        self.used += size
+        self.version += 1
+
+    def _new_id(self) -> int:
+        self._next_id += 1
+        return self._next_id
+
+
+def _subtree(node: Node) -> Iterator[Node | Checkpoint]:
+    """Everything behind a node, the node last."""
+    stack, found = [node], []
+    while stack:
+        one = stack.pop()
+        found.append(one)
+        stack += [child for siblings in one.children.values() for child in siblings]
+    for one in reversed(found):
+        if one.checkpoint is not None:
+            yield one.checkpoint
+        yield one

@@ -1,0 +1,131 @@
+"""One row's dealings with the kept prefixes: what it takes over, what it leaves behind, whom it waits for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from chairlift.engine.plan import Restore, Save
+from chairlift.engine.prefix.chain import Chain
+from chairlift.engine.prefix.index import Hit, Node, PrefixIndex
+
+LEAST_CHECKPOINT = 128
+"""Tokens before the first checkpoint: a shorter prefix is sooner computed again than kept."""
+
+
+class RowPrefix:
+    """Args: root: the digest of the empty sequence (`chain.root_digest`). tokens: the row's prompt."""
+
+    def __init__(self, index: PrefixIndex, root: bytes, tokens: Iterable[int]) -> None:
+        self._index = index
+        self._chain = Chain(root, index.spec.block_tokens, tokens)
+        self._prompt = len(self._chain)
+        self._node: Node | None = None  # the last full block that is kept
+        self._made: list[int] = []
+        self._found: tuple[int, Hit] | None = None
+
+    # Before admission
+
+    @property
+    def available(self) -> int:
+        """Tokens of the row that are kept now. At least one is left to compute."""
+        return self._find().tokens
+
+    def awaits(self, other: RowPrefix, computed: int) -> bool:
+        """Whether `other`, a row in prefill that has launched `computed` tokens, is about to leave more of
+        this row's prefix than there is now."""
+        if other._index is not self._index:
+            return False
+        block = self._index.spec.block_tokens
+        shared = min(self._chain.shared_blocks(other._chain), (len(self._chain) - 1) // block) * block
+        if self._index.spec.checkpointed:
+            shared = other._checkpoint_before(shared)
+        return shared > computed and shared > self.available
+
+    # Admission
+
+    def known(self, tokens: Sequence[int]) -> None:
+        """What the row is to hold: the prompt, and behind a preemption its output."""
+        self._chain.extend(tokens[len(self._chain) :])
+        self._prompt = len(self._chain)
+
+    def take_over(self) -> Restore | None:
+        """What the row begins with. Counts as used."""
+        hit = self._find()
+        self._index.queried += len(self._chain)
+        self._index.hit += hit.tokens
+        self._node = hit.node
+        while self._node is not None and (
+            self._node.stop > hit.tokens or self._node.page.tokens < self._index.spec.block_tokens
+        ):
+            self._node = self._node.parent
+        if not hit.tokens:
+            return None
+        pages, checkpoint = self._index.use(hit)
+        return Restore(pages, hit.tokens, checkpoint)
+
+    def _find(self) -> Hit:
+        if self._found is None or self._found[0] != self._index.version:
+            self._found = self._index.version, self._index.find(self._chain, len(self._chain) - 1)
+        return self._found[1]
+
+    # What it leaves
+
+    def span_end(self, start: int, stop: int) -> int:
+        """Where a span from `start` that may reach `stop` is to end, so that a checkpoint can be taken."""
+        if not self._index.spec.checkpointed:
+            return stop
+        every = self._index.spec.checkpoint_tokens
+        ends = (start // every * every + every, self._last_checkpoint)
+        return min([stop, *(end for end in ends if start < end < stop and end >= LEAST_CHECKPOINT)])
+
+    def after_span(self, row: int, stop: int) -> Save | None:
+        """To be saved once the row holds `stop` tokens of its prefill."""
+        self._node, new = self._index.grow(self._chain, self._node, stop)
+        checkpoint = None
+        if self._node is not None and self._node.stop == stop == self._checkpoint_before(stop):
+            checkpoint = self._index.checkpoint(self._node)
+        pages = tuple(node.page for node in new if not node.dead)
+        return self._save(row, Save(row, pages, checkpoint))
+
+    def at_end(self, row: int, tokens: Sequence[int], held: int) -> Save | None:
+        """To be saved of a row that ends.
+
+        Args:
+            tokens: what is known of the tokens that it holds.
+            held: how many it holds.
+        """
+        self._chain.extend(tokens[len(self._chain) :])
+        stop = len(tokens)
+        self._node, new = self._index.grow(self._chain, self._node, stop)
+        whole = stop == held
+        spec, checkpoint = self._index.spec, None
+        if whole or not spec.checkpointed:
+            tail = self._index.grow_tail(self._chain, self._node, stop)
+            new += [tail] if tail is not None else []
+        if spec.checkpointed and whole and stop >= LEAST_CHECKPOINT:
+            node = self._index.node_at(self._chain, self._node, stop)
+            checkpoint = self._index.checkpoint(node) if node is not None else None
+        return self._save(row, Save(row, tuple(node.page for node in new if not node.dead), checkpoint))
+
+    def distrust(self) -> None:
+        """The row went wrong: what it left goes too."""
+        self._index.forget(self._made)
+        self._made.clear()
+        self._node = None
+
+    def _save(self, row: int, save: Save) -> Save | None:
+        pages = [*save.pages, save.checkpoint]
+        self._made += [page.id for page in pages if page is not None]
+        return save if any(pages) else None
+
+    @property
+    def _last_checkpoint(self) -> int:
+        """Of the prefill: the last border between blocks with a token behind it."""
+        block = self._index.spec.block_tokens
+        return (self._prompt - 1) // block * block
+
+    def _checkpoint_before(self, tokens: int) -> int:
+        """Where, within the first `tokens` tokens, the row's prefill leaves its last checkpoint, or 0."""
+        every = self._index.spec.checkpoint_tokens
+        last = self._last_checkpoint if self._last_checkpoint <= tokens else tokens // every * every
+        return last if last >= LEAST_CHECKPOINT and self._index.spec.checkpointed else 0

@@ -1,0 +1,157 @@
+"""What is kept, what is found, what goes first."""
+
+from __future__ import annotations
+
+import hypothesis.strategies as st
+from hypothesis import given, settings
+
+from chairlift.engine.plan import PrefixSpec
+from chairlift.engine.prefix.chain import Chain, bisect, common, digest, root_digest
+from chairlift.engine.prefix.index import Hit, PrefixIndex
+
+ANYWHERE = PrefixSpec(4, 1)
+CHECKPOINTS = PrefixSpec(4, 1, checkpoint_bytes=10)
+ROOT = root_digest()
+
+tokens = st.lists(st.integers(0, 2), max_size=24)
+
+
+def chain(*values: int, root: bytes = ROOT) -> Chain:
+    return Chain(root, 4, values)
+
+
+def keep(index: PrefixIndex, *values: int, root: bytes = ROOT) -> None:
+    """As a row leaves it that ends with these tokens."""
+    one = chain(*values, root=root)
+    node, _ = index.grow(one, None, len(one))
+    index.grow_tail(one, node, len(one))
+    end = index.node_at(one, node, len(one))
+    if end is not None:
+        index.checkpoint(end)
+
+
+def found(index: PrefixIndex, *values: int, root: bytes = ROOT) -> int:
+    return index.find(chain(*values, root=root), len(values)).tokens
+
+
+def test_digests_name_everything_before() -> None:
+    one, two = chain(1, 2, 3, 4, 5, 6, 7, 8), chain(9, 2, 3, 4, 5, 6, 7, 8)
+    assert one.digests(9) == [digest(ROOT, [1, 2, 3, 4]), digest(digest(ROOT, [1, 2, 3, 4]), [5, 6, 7, 8])]
+    assert not set(one.digests(2)) & set(two.digests(2)), "the same block behind another is another"
+    assert root_digest("a", "b") != root_digest("ab") != root_digest("", "ab")
+
+
+@given(first=tokens, second=tokens)
+def test_shared_blocks_are_those_that_agree(first: list[int], second: list[int]) -> None:
+    expected = common(first, second) // 4
+    assert chain(*first).shared_blocks(chain(*second)) == expected
+    assert chain(*first).shared_blocks(chain(*second, root=root_digest("other"))) == 0
+
+
+@given(most=st.integers(0, 50), border=st.integers(0, 50))
+def test_bisect(most: int, border: int) -> None:
+    assert bisect(most, lambda n: n <= border) == min(most, border)
+
+
+@given(kept=st.lists(tokens, max_size=8), asked=tokens)
+def test_the_longest_common_prefix_is_found_to_the_token(kept: list[list[int]], asked: list[int]) -> None:
+    index = PrefixIndex(ANYWHERE, 10**6)
+    for values in kept:
+        keep(index, *values)
+    expected = max((common(values, asked) for values in kept), default=0)
+    assert found(index, *asked) == expected
+    assert index.find(chain(*asked), max(0, len(asked) - 1)).tokens == min(expected, max(0, len(asked) - 1))
+
+
+@given(kept=st.lists(tokens, max_size=8), asked=tokens)
+def test_with_states_the_longest_whole_prefix_is_found(kept: list[list[int]], asked: list[int]) -> None:
+    index = PrefixIndex(CHECKPOINTS, 10**6)
+    for values in kept:
+        keep(index, *values)
+    expected = max((len(v) for v in kept if v == asked[: len(v)]), default=0)
+    assert found(index, *asked) == expected
+
+
+def test_a_hit_names_its_pages_in_order() -> None:
+    index = PrefixIndex(ANYWHERE, 100)
+    keep(index, 1, 2, 3, 4, 5, 6, 7, 8, 9)
+    hit = index.find(chain(1, 2, 3, 4, 5, 6, 0), 7)
+    pages, checkpoint = index.use(hit)
+    assert hit.tokens == 6 and checkpoint is None
+    assert [(page.start, page.tokens) for page in pages] == [(0, 4), (4, 4)]
+    assert index.use(Hit()) == ((), None)
+
+
+def test_what_was_not_used_for_longest_goes_first_and_leaves_before_trunks() -> None:
+    index = PrefixIndex(ANYWHERE, 12)
+    keep(index, 1, 1, 1, 1, 2, 2, 2, 2)
+    keep(index, 3, 3, 3, 3)
+    index.use(index.find(chain(1, 1, 1, 1), 4))
+    keep(index, 4, 4, 4, 4)
+    assert found(index, 1, 1, 1, 1, 2, 2, 2, 2) == 4, "the leaf went, its trunk was used since"
+    assert found(index, 3, 3, 3, 3) == found(index, 4, 4, 4, 4) == 4
+    keep(index, 5, 5, 5, 5)
+    assert found(index, 3, 3, 3, 3) == 0
+    assert index.used == 12 and index.evicted == 2 and len(index.take_dropped()) == 2
+
+
+def test_what_does_not_fit_is_not_kept() -> None:
+    index = PrefixIndex(ANYWHERE, 6)
+    keep(index, *range(12))
+    assert found(index, *range(12)) == 6 or found(index, *range(12)) == 4
+    assert index.used <= 6
+    nothing = PrefixIndex(ANYWHERE, 3)
+    keep(nothing, *range(12))
+    assert len(nothing) == 0 and nothing.take_dropped() == ()
+
+
+def test_a_tail_makes_way_for_the_block_that_begins_with_it() -> None:
+    index = PrefixIndex(ANYWHERE, 100)
+    keep(index, 1, 2)
+    keep(index, 1, 2, 3, 4)
+    assert len(index) == 1 and index.used == 4 and len(index.take_dropped()) == 1
+    keep(index, 1, 2, 3)
+    assert len(index) == 1, "it adds nothing"
+
+
+def test_what_is_forgotten_takes_along_what_is_behind_it() -> None:
+    index = PrefixIndex(CHECKPOINTS, 1000)
+    keep(index, *range(10))
+    keep(index, *range(4))
+    first = index.use(index.find(chain(*range(4)), 4))[0][0]
+    index.forget([first.id])
+    assert len(index) == index.used == found(index, *range(10)) == 0
+    assert len(index.take_dropped()) == 3 + 2
+    index.forget([first.id])
+    assert index._roots == {}
+
+
+@settings(deadline=None)
+@given(
+    steps=st.lists(st.tuples(tokens, st.sampled_from(["keep", "use", "forget"])), max_size=40),
+    limit=st.integers(0, 60),
+    spec=st.sampled_from([ANYWHERE, CHECKPOINTS]),
+)
+def test_whatever_happens_the_books_balance(
+    steps: list[tuple[list[int], str]], limit: int, spec: PrefixSpec
+) -> None:
+    index = PrefixIndex(spec, limit)
+    alive: set[int] = set()
+    for values, what in steps:
+        hit = index.find(chain(*values), len(values))
+        if what == "keep":
+            keep(index, *values)
+        elif what == "use":
+            pages, checkpoint = index.use(hit)
+            assert sum(page.tokens for page in pages) >= hit.tokens
+            assert (checkpoint is not None) == (spec.checkpointed and hit.tokens > 0)
+        elif hit.node is not None:
+            index.forget([hit.node.page.id])
+            assert hit.node.dead
+        dropped = set(index.take_dropped())
+        alive = (alive | set(index._by_id)) - dropped
+        assert alive == set(index._by_id) and not dropped & set(index._by_id)
+        assert index.used == sum(index._entries.values()) <= limit
+        for node in index._nodes.values():
+            assert not node.dead and (node.parent is None or index._nodes[node.parent.digest] is node.parent)
+            assert [n.page.start for n in node.path] == [4 * i for i in range(len(node.path))]
