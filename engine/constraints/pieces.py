@@ -1,0 +1,89 @@
+"""What a constrained answer is made of, as values that say nothing of how they are enforced."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Literal:
+    """Exactly this text. Texts of the model's special tokens in it stand for those tokens."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """Exactly this token."""
+
+    id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Json:
+    """A JSON value under a schema.
+
+    Attributes:
+        schema: JSON Schema, as JSON. `{}` is any value.
+        strict: refuse a schema with a keyword that cannot be enforced; else such keywords have no effect.
+        compact: no white space between its tokens. Else little: a space, or a line break with its indentation.
+    """
+
+    schema: str
+    strict: bool = False
+    compact: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Regex:
+    """Text that matches the whole pattern, in the syntax of Rust's `regex`: no look-around, no
+    back-references."""
+
+    pattern: str
+
+
+@dataclass(frozen=True, slots=True)
+class Lark:
+    """Text by a grammar with a rule `start`: Lark as llguidance has it, or GBNF, which is translated."""
+
+    grammar: str
+
+
+@dataclass(frozen=True, slots=True)
+class Until:
+    """Free text up to the first `mark`, and the mark. A mark that is a special token's text is that token.
+
+    Special tokens are no part of free text."""
+
+    mark: str
+
+
+@dataclass(frozen=True, slots=True)
+class Sequence:
+    """One after the other."""
+
+    pieces: tuple[Piece, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Either:
+    """One of them."""
+
+    pieces: tuple[Piece, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Repeat:
+    """`least` to `most` times, None for no bound; `between` stands between two of them."""
+
+    piece: Piece
+    least: int = 0
+    most: int | None = None
+    between: Piece | None = None
+
+
+Piece = Literal | Token | Json | Regex | Lark | Until | Sequence | Either | Repeat
+
+
+def optional(piece: Piece) -> Repeat:
+    return Repeat(piece, 0, 1)
