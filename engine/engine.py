@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from chairlift.engine.config import EngineConfig, EngineObserver, EngineStats
+from chairlift.engine.constraints import Compiler
 from chairlift.engine.errors import (
     EngineError,
     EngineStopped,
@@ -97,6 +98,8 @@ class Engine:
     tokenizer: Tokenizer
     processor: MediaProcessor | None
     """None for a model that takes text only."""
+    constraints: Compiler | None
+    """Compiles what answers must follow."""
 
     def __init__(
         self,
@@ -162,7 +165,7 @@ class Engine:
         except Exception as error:
             raise ModelUnavailable(f"The model could not be loaded: {_line(error)}") from None
         self.info, self.tokenizer, self._runner = loaded.info, loaded.tokenizer, loaded.runner
-        self.processor = loaded.processor
+        self.processor, self.constraints = loaded.processor, loaded.constraints
         budget = self.config.max_num_batched_tokens or self.info.step_tokens
         self.config = replace(self.config, max_num_batched_tokens=budget)
         self._scheduler = Scheduler(

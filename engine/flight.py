@@ -7,11 +7,21 @@ from typing import Any
 
 import mlx.core as mx
 
+from chairlift.engine.constraints.matcher import Matcher
 from chairlift.engine.plan import Sample, Save
-from chairlift.engine.sampling import Drawn
+from chairlift.engine.sampling import Draw, Drawn
 from chairlift.engine.sight import SightError
 
 NOT_A_NUMBER = "The model's output is not a number for this request."
+NOTHING_LEFT = "The answer's constraint and the request's other settings together allow no token."
+
+
+@dataclass(slots=True)
+class Undrawn:
+    """Logits `[rows, vocab]` of a step on the device, one row for each of `draws`."""
+
+    logits: mx.array
+    draws: list[Draw]
 
 
 @dataclass(slots=True)
@@ -22,7 +32,11 @@ class Flight:
     rows: tuple[int, ...] = ()
     drawing: list[int] = field(default_factory=list)
     wanted: dict[int, int | None] = field(default_factory=dict)
+    undrawn: Undrawn | None = None
+    """What the draw is made from, until it is made: constraints need the tokens of the step before."""
     drawn: Drawn | None = None
+    followed: dict[int, Matcher] = field(default_factory=dict)
+    """Constraints, by row."""
     arrays: list[mx.array] = field(default_factory=list)
     saves: list[Save] = field(default_factory=list)
     encoded: set[int] = field(default_factory=set)
@@ -31,14 +45,16 @@ class Flight:
 
     @property
     def outputs(self) -> list[mx.array]:
-        return [*(self.drawn.arrays if self.drawn is not None else ()), *self.arrays]
+        drawn = self.drawn.arrays if self.drawn is not None else []
+        return [*drawn, *([self.undrawn.logits] if self.undrawn is not None else []), *self.arrays]
 
     def forget(self) -> None:
         """Nothing was drawn after all."""
-        self.drawn, self.drawing, self.arrays = None, [], []
+        self.undrawn, self.drawn, self.drawing, self.arrays = None, None, [], []
 
     def read(self) -> dict[int, Sample]:
-        """The drawn tokens, on the host. Rows whose logits are not a number go to `failed` instead."""
+        """The drawn tokens, on the host; constraints follow them. Rows whose logits are not a number or leave
+        nothing to draw go to `failed` instead."""
         drawn = self.drawn
         if drawn is None:
             return {}
@@ -47,12 +63,17 @@ class Flight:
         logprobs: Any = drawn.logprobs.tolist() if drawn.logprobs is not None else None
         tops: Any = drawn.top_tokens.tolist() if drawn.top_tokens is not None else None
         top_logprobs: Any = drawn.top_logprobs.tolist() if drawn.top_logprobs is not None else None
+        left: Any = drawn.left.tolist() if drawn.left is not None else None
         scores = {at: index for index, at in enumerate(drawn.scored)}
         samples = {}
         for at, row in enumerate(self.drawing):
-            if not valid[at]:
-                self.failed[row] = NOT_A_NUMBER
+            if row in self.failed:
                 continue
+            if not valid[at] or (left is not None and not left[at]):
+                self.failed[row] = NOTHING_LEFT if valid[at] else NOT_A_NUMBER
+                continue
+            if row in self.followed:
+                self.followed[row].advance(tokens[at])
             wanted = self.wanted[row]
             if wanted is None:
                 samples[row] = Sample(tokens[at])

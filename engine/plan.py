@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from chairlift.engine.constraints import Compiler, Constraint
 from chairlift.engine.media import MediaProcessor, PreparedMedia
 from chairlift.engine.request import SamplingParams
 
@@ -67,9 +68,11 @@ class NewRow:
     prompt: tuple[int, ...] = ()
     """The prompt, where it has images: they are encoded before all of it has come in spans."""
     known: tuple[int, ...] = ()
-    """Prompt and tokens drawn before, where the sampling counts them."""
+    """Prompt and tokens drawn before, where the sampling counts them or a constraint follows them."""
     restore: Restore | None = None
     """The row's first span starts behind these tokens."""
+    constraint: Constraint | None = None
+    """What its answer must follow, from the first token drawn on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,3 +319,5 @@ class LoadedModel:
     """None for a model that takes text only."""
     prefix: PrefixSpec | None = None
     """What its prefixes are kept as; None where they cannot be."""
+    constraints: Compiler | None = None
+    """Compiles what answers must follow; None where they cannot be constrained."""

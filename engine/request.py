@@ -9,6 +9,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from chairlift.engine.constraints.constraint import Constraint
 from chairlift.engine.errors import InvalidParameter
 from chairlift.engine.media import PreparedMedia
 
@@ -163,10 +164,17 @@ class Request:
     """Special tokens whose text is part of the answer's text; that of the others is left out."""
     cache_salt: str = ""
     """Requests share kept prefixes only with those of the same salt."""
+    constraint: Constraint | None = None
+    """What the answer must follow; the end of the model's own answer is part of that."""
 
     def __post_init__(self) -> None:
         if not self.prompt_token_ids:
             raise InvalidParameter("prompt", "The prompt is empty: it must hold at least one token.")
+        if self.constraint is not None and self.sampling.ignore_eos:
+            raise InvalidParameter(
+                "ignore_eos",
+                "ignore_eos is not supported for an answer that must follow a schema or grammar.",
+            )
 
 
 def _integer(param: str, value: object, *, least: int | None = None, most: int | None = None) -> None:

@@ -17,6 +17,7 @@ from chairlift.cache.pages import PageFormat
 from chairlift.cache.separate import SeparateRows
 from chairlift.cache.step import DecodeStep
 from chairlift.engine.batching import Batching, make_batch
+from chairlift.engine.constraints.matcher import Matcher
 from chairlift.engine.plan import NewRow
 from chairlift.engine.sampling import Draw, Marks, Shaping
 from chairlift.engine.sight import RowSight
@@ -41,9 +42,16 @@ class Resident:
     """Its images, from when they are first needed."""
     marks: Marks = Marks()
     shaping: Shaping | None = field(init=False)
+    matcher: Matcher | None = field(init=False)
+    """Its constraint, up to the last token that the host has seen."""
 
     def __post_init__(self) -> None:
         self.shaping = self.marks.shaping(self.spec)
+        constraint = self.spec.constraint
+        self.matcher = constraint.compiled.matcher() if constraint is not None else None
+        if self.matcher is not None:
+            for token in self.spec.known[len(self.spec.known) - self.spec.drawn :]:
+                self.matcher.advance(token)
 
     @property
     def delta(self) -> int:

@@ -25,11 +25,12 @@ import mlx.core as mx
 
 from chairlift.cache.views import SpanStep
 from chairlift.engine.batching import FLAT_STEPS, Batching
+from chairlift.engine.draws import Draws
 from chairlift.engine.flight import Flight, blame
 from chairlift.engine.pages import PageStore
 from chairlift.engine.plan import NewRow, PrefixSpec, RunnerStats, Save, Span, StepPlan, StepResult
 from chairlift.engine.residents import Resident, Residents, state_of
-from chairlift.engine.sampling import Marks, row_key, sample
+from chairlift.engine.sampling import Marks, row_key
 from chairlift.engine.sight import RowSight, Sight, SightError
 
 log = logging.getLogger(__name__)
@@ -84,19 +85,20 @@ class MlxRunner:
         self._marks = marks or Marks()
         self._pages = pages
         self._residents = Residents(batching, make_cache)
+        self._draws = Draws(self._residents)
         self._last: Flight | None = None
         self._steps = 0
 
     def step(self, plan: StepPlan) -> StepResult | None:
         """Launch `plan`; the result of the plan launched before. See `chairlift.engine.plan.Runner`."""
         flight = self._launch(plan)
-        if self._last is None:
-            landed = None
-        else:
-            landed, fault = self._land(self._last)
-            if fault is not None and flight is not None:
-                # The new step was built on arrays of the failed one.
-                self._lose(flight, fault)
+        landed, fault = self._land(self._last) if self._last is not None else (None, None)
+        if flight is not None and fault is not None:
+            # The new step was built on arrays of the failed one.
+            self._lose(flight, fault)
+        if flight is not None and flight.undrawn is not None:
+            self._draw_late(flight)
+            self._encode(plan.encode, flight)
         self._last = flight
         self._tidy(idle=flight is None)
         return landed
@@ -146,9 +148,8 @@ class MlxRunner:
             self._residents.gather([])
             return None
         self._launch_tokens(plan, flight)
-        for row in plan.encode:
-            if self._present(row, flight):
-                self._encode(row, flight)
+        if flight.undrawn is None:
+            self._encode(plan.encode, flight)
         return flight
 
     def _keep(self, plan: StepPlan, flight: Flight) -> None:
@@ -222,7 +223,7 @@ class MlxRunner:
         alone, logits_alone, ready = self._prefill_each(flight, seeing)
         self._residents.gather([*decode, *ready])
         if not self._residents.order and not spans:
-            self._sample(flight, alone, mx.concatenate(logits_alone) if alone else mx.array([]))
+            self._draws.launch(flight, alone, mx.concatenate(logits_alone) if alone else mx.array([]))
             return
         step = self._residents.begin() if self._residents.order else None
         steps, start = [], len(self._residents.order)
@@ -252,7 +253,7 @@ class MlxRunner:
             flight.arrays += state_of(self._residents.own(span.row))
         if alone:
             logits = mx.concatenate([logits, *logits_alone])
-        self._sample(flight, [*self._residents.order, *(row for row, _ in ending), *alone], logits)
+        self._draws.launch(flight, [*self._residents.order, *(row for row, _ in ending), *alone], logits)
 
     def _logits(
         self, inputs: mx.array, caches: list[Any], wanted: Sequence[int], told: dict[str, mx.array]
@@ -290,7 +291,7 @@ class MlxRunner:
                 flight.lost.update(dict.fromkeys(ready, blame(error)))
         if drawing:
             joined = logits[0] if len(logits) == 1 else mx.concatenate(logits)
-            self._sample(flight, drawing, joined)
+            self._draws.launch(flight, drawing, joined)
 
     def _prefill_each(
         self, flight: Flight, spans: Sequence[Span]
@@ -377,35 +378,28 @@ class MlxRunner:
             row.sight = self._sight.row(row.spec.prompt, row.spec.media)
         return row.sight
 
-    def _encode(self, row: int, flight: Flight) -> None:
-        """One more of the row's images, behind the step's tokens on the device."""
-        try:
-            sight = self._look(self._residents.rows[row])
-            if sight is not None:
-                sight.encode()
-            if sight is None or sight.encoded:
-                flight.encoded.add(row)
-        except Exception as error:
-            self._fail_row(flight, row, error)
+    def _encode(self, rows: Sequence[int], flight: Flight) -> None:
+        """One more of each row's images, behind the step's tokens on the device."""
+        for row in rows:
+            if not self._present(row, flight):
+                continue
+            try:
+                sight = self._look(self._residents.rows[row])
+                if sight is not None:
+                    sight.encode()
+                if sight is None or sight.encoded:
+                    flight.encoded.add(row)
+            except Exception as error:
+                self._fail_row(flight, row, error)
 
-    def _sample(self, flight: Flight, rows: list[int], logits: mx.array) -> None:
-        """Draw for `rows`; the batch's own rows keep their tokens in `pending`, in batch order."""
-        if not rows:
-            return
-        drawn = sample(logits, [self._residents.rows[row].draw() for row in rows])
-        index = {row: at for at, row in enumerate(rows)}
-        for row, at in index.items():
-            state = self._residents.rows[row]
-            flight.wanted[row] = state.spec.sampling.logprobs
-            state.drawn += 1
-            if state.caches is not None:
-                state.pending = drawn.tokens[at]
-        order = self._residents.order
-        if order:
-            first = index[order[0]]
-            self._residents.pending = drawn.tokens[first : first + len(order)]
-        flight.drawing = rows
-        flight.drawn = drawn
+    def _draw_late(self, flight: Flight) -> None:
+        """Draw for a step with constrained rows, after the step before has landed."""
+        try:
+            self._draws.finish(flight)
+            mx.async_eval(*flight.outputs)  # type: ignore[no-untyped-call]
+        except Exception as error:
+            log.exception("the draw of step %d could not be built", flight.number)
+            self._lose(flight, blame(error))
 
     # Landing
 

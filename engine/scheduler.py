@@ -416,8 +416,11 @@ class Scheduler:
             row.cached = row.prefilled
         media = row.request.media if row.unseen else None
         prompt = row.request.prompt_token_ids if media is not None else ()
-        known = row.known if row.request.sampling.counts_tokens else ()
-        return NewRow(row.id, row.request.sampling, row.seed, row.drawn, media, prompt, known, restore)
+        constraint = row.request.constraint
+        known = row.known if row.request.sampling.counts_tokens or constraint is not None else ()
+        return NewRow(
+            row.id, row.request.sampling, row.seed, row.drawn, media, prompt, known, restore, constraint
+        )
 
     def _launch_span(self, row: Row, tokens: int) -> Span:
         assert row.id is not None

@@ -40,8 +40,8 @@ class Compiler:
     """Compiles constraints for one model's vocabulary. Safe to call from any thread; takes up to seconds.
 
     Args:
-        tokenizer: makes llguidance's tokenizer, which takes a second: called when first needed. What it raises
-            says that the vocabulary cannot be constrained.
+        tokenizer: makes llguidance's tokenizer, which takes a second: called when first needed. What it
+            raises says that the vocabulary cannot be constrained.
     """
 
     def __init__(self, tokenizer: Callable[[], LLTokenizer]) -> None:

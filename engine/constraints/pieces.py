@@ -26,7 +26,7 @@ class Json:
     Attributes:
         schema: JSON Schema, as JSON. `{}` is any value.
         strict: refuse a schema with a keyword that cannot be enforced; else such keywords have no effect.
-        compact: no white space between its tokens. Else little: a space, or a line break with its indentation.
+        compact: no white space between its tokens. Else little: a space, or a line break and its indentation.
     """
 
     schema: str

@@ -1,4 +1,4 @@
-"""What is checked of a JSON Schema before it is compiled: its size, and that some finite value satisfies it."""
+"""What is checked of a JSON Schema before it is compiled: its size, and that a finite value satisfies it."""
 
 from __future__ import annotations
 

@@ -16,6 +16,7 @@ from mlx.utils import tree_flatten
 from mlx_lm.utils import load_model as load_weights
 
 from chairlift.cache.quantized import UnsupportedQuantization
+from chairlift.engine.constraints import Compiler
 from chairlift.engine.errors import ModelUnavailable
 from chairlift.engine.models.build import make_runner
 from chairlift.engine.models.images import Eyes
@@ -105,7 +106,8 @@ def load_model(
         vision=processor is not None,
         memory_bytes=_memory(),
     )
-    return LoadedModel(info, tokenizer, runner, processor, runner.prefix)
+    constraints = Compiler(tokenizer.grammar_vocabulary)
+    return LoadedModel(info, tokenizer, runner, processor, runner.prefix, constraints)
 
 
 def _load(folder: Path) -> tuple[nn.Module, dict[str, Any]]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
+from llguidance import LLTokenizer
 
 from chairlift.engine.errors import InvalidParameter, ModelUnavailable
 
@@ -123,6 +124,17 @@ class HFTokenizer:
         with self._decoding:
             strings = self._decoder.convert_ids_to_tokens(token_ids)
         return [string or "" for string in strings]
+
+    def grammar_vocabulary(self) -> LLTokenizer:
+        """What constraints are compiled against: the bytes of every token. Takes a second.
+
+        Raises:
+            Exception: a kind of tokenizer that llguidance cannot read.
+        """
+        from llguidance.hf import from_tokenizer
+
+        with self._encoding:
+            return from_tokenizer(self._tokenizer, eos_token=sorted(self._eos_token_ids) or None)
 
     @property
     def special_tokens(self) -> Mapping[str, int]:

@@ -15,6 +15,7 @@ Log probabilities (`logprobs`) are those of the model's own logits, before all o
 
 from chairlift.engine.sampling.draw import Draw, Drawn, row_key, sample
 from chairlift.engine.sampling.marks import Marks, marks_of
+from chairlift.engine.sampling.mask import Mask
 from chairlift.engine.sampling.shaping import Shaping
 
-__all__ = ["Draw", "Drawn", "Marks", "Shaping", "marks_of", "row_key", "sample"]
+__all__ = ["Draw", "Drawn", "Marks", "Mask", "Shaping", "marks_of", "row_key", "sample"]

@@ -11,6 +11,7 @@ import mlx.core as mx
 from chairlift.engine.request import SamplingParams
 from chairlift.engine.sampling.filters import exclude_top, excludes, filtered
 from chairlift.engine.sampling.logprobs import logprobs, scored_rows
+from chairlift.engine.sampling.mask import Mask, masked
 from chairlift.engine.sampling.rows import replaced, taken
 from chairlift.engine.sampling.shaping import Counted, Shaping, shaped
 
@@ -45,6 +46,7 @@ class Drawn:
         scored: the rows that asked for log probabilities; the rest is of them only.
         logprobs: float32 `[scored]` of the drawn tokens, or None if no row asked.
         top_tokens, top_logprobs: `[scored, n]`, most probable first, for the largest n asked for.
+        left: bool `[rows]`; False where mask and settings together leave no token. None without a mask.
     """
 
     tokens: mx.array
@@ -53,10 +55,11 @@ class Drawn:
     logprobs: mx.array | None = None
     top_tokens: mx.array | None = None
     top_logprobs: mx.array | None = None
+    left: mx.array | None = None
 
     @property
     def arrays(self) -> list[mx.array]:
-        parts = (self.tokens, self.valid, self.logprobs, self.top_tokens, self.top_logprobs)
+        parts = (self.tokens, self.valid, self.logprobs, self.top_tokens, self.top_logprobs, self.left)
         return [part for part in parts if part is not None]
 
 
@@ -66,26 +69,27 @@ def row_key(seed: int) -> tuple[int, int]:
     return int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:], "little")
 
 
-def sample(logits: mx.array, draws: Sequence[Draw], allowed: mx.array | None = None) -> Drawn:
+def sample(logits: mx.array, draws: Sequence[Draw], mask: Mask | None = None) -> Drawn:
     """Draw one token per row, and count it where the row's penalties ask for that (`Shaping.tally`).
 
     Args:
         logits: `[rows, vocab]`, any float type.
         draws: one per row, in order.
-        allowed: bool `[rows, vocab]`, of constraints; False is never drawn. A row must leave something.
+        mask: of constraints; what it leaves out is never drawn.
     """
     logits = logits.astype(mx.float32)
     settings = [draw.sampling for draw in draws]
     shapings = [draw.shaping for draw in draws]
     counted = Counted(shapings, logits.shape[-1])
     free = shaped(logits, shapings, [draw.count for draw in draws], counted)
-    if allowed is not None:
-        free = mx.where(allowed, free, -mx.inf)
+    if mask is not None:
+        free = masked(free, mask)
     tokens = _tokens(free, draws)
     counted.count(tokens)
     valid = mx.isfinite(logits.max(axis=-1)) & mx.logical_not(mx.isnan(logits.sum(axis=-1)))
     rows = scored_rows(settings)
-    return Drawn(tokens, valid, rows, *logprobs(logits, tokens, settings, rows))
+    left = mx.isfinite(free.max(axis=-1)) if mask is not None else None
+    return Drawn(tokens, valid, rows, *logprobs(logits, tokens, settings, rows), left)
 
 
 def _tokens(logits: mx.array, draws: Sequence[Draw]) -> mx.array:
