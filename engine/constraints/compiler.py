@@ -89,11 +89,7 @@ class Compiler:
                     raise lark.GrammarError(
                         "cannot be followed: this model's tokenizer is of an unknown form"
                     ) from None
-                self._specials = {
-                    tokenizer.decode_str([token]): token
-                    for token in range(tokenizer.vocab_size)
-                    if tokenizer.is_special_token(token)
-                }
+                self._specials = _specials(tokenizer)
                 self._tokenizer = tokenizer
             return self._tokenizer, self._specials
 
@@ -125,6 +121,16 @@ class Compiler:
     def _forget(self, grammar: str) -> None:
         if self._kept.pop(grammar, None) is not None:
             self._kept_bytes -= len(grammar)
+
+
+def _specials(tokenizer: LLTokenizer) -> dict[str, int]:
+    """The texts of special tokens. A token of a byte that no UTF-8 holds passes for one, and has none."""
+    texts = {
+        tokenizer.decode_str([token]): token
+        for token in range(tokenizer.vocab_size)
+        if tokenizer.is_special_token(token)
+    }
+    return {text: token for text, token in texts.items() if text and "\ufffd" not in text}
 
 
 def _compile(grammar: str, tokenizer: LLTokenizer) -> _Compiled:

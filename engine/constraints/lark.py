@@ -63,8 +63,8 @@ class _Unknown(Exception):
 def _rules(grammar: str) -> list[tuple[str, str]]:
     """(name, right-hand side) of every rule and terminal."""
     heads = list(_HEAD.finditer(grammar))
-    ends = [head.start() for head in heads[1:]] + [len(grammar)]
-    return [(head[1], grammar[head.end() : end]) for head, end in zip(heads, ends, strict=True)]
+    ends = [*(head.start() for head in heads[1:]), len(grammar)]
+    return [(head[1], grammar[head.end() : end]) for head, end in zip(heads, ends, strict=False)]
 
 
 def _lexemes(body: str) -> Iterator[tuple[str, str]]:

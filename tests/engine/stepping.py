@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import count
 
+from chairlift.engine.constraints import Constraint
 from chairlift.engine.plan import NewRow, Runner, Sample, Span, StepPlan, StepResult
 from chairlift.engine.request import SamplingParams
 
@@ -21,6 +22,7 @@ class Rider:
     sampling: SamplingParams = GREEDY
     seed: int = 0
     chunk: int = 512
+    constraint: Constraint | None = None
     samples: list[Sample] = field(default_factory=list)
     failed: str | None = None
     losses: list[str] = field(default_factory=list)
@@ -96,7 +98,14 @@ class Stepper:
         self._riding[rider.row] = rider
         rider.known, rider.filled = (*rider.prompt, *rider.drawn), 0
         rider.launched = len(rider.samples)
-        return NewRow(rider.row, rider.sampling, rider.seed, rider.launched, known=rider.known)
+        return NewRow(
+            rider.row,
+            rider.sampling,
+            rider.seed,
+            rider.launched,
+            known=rider.known,
+            constraint=rider.constraint,
+        )
 
     def _span(self, rider: Rider, row: int) -> Span:
         start, end = rider.filled, min(rider.filled + rider.chunk, len(rider.known))
