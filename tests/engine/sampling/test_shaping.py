@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chairlift.engine.request import SamplingParams
-from chairlift.engine.sampling import Draw, Shaping, row_key, sample
+from chairlift.engine.sampling import Draw, Mask, Shaping, row_key, sample
 from chairlift.engine.sampling.shaping import BAN, Counted, shaped
 
 MANY = settings(max_examples=80, deadline=None, derandomize=True, database=None)
@@ -95,9 +95,9 @@ def test_ends_are_banned_before_min_tokens() -> None:
 def test_a_ban_gives_way_where_nothing_else_is_left() -> None:
     """A constraint may leave nothing but an end."""
     params = SamplingParams(min_tokens=5, temperature=0)
-    allowed = mx.array([[False, True, False], [True, True, False]])
+    mask = Mask((0, 1), mx.array([[0b010], [0b011]], dtype=mx.uint32))
     draws = [Draw(params, row_key(0), 0, Shaping(params, (1,)))] * 2
-    assert sample(mx.array([[9.0, 1.0, 5.0]] * 2), draws, allowed).tokens.tolist() == [1, 0]
+    assert sample(mx.array([[9.0, 1.0, 5.0]] * 2), draws, mask).tokens.tolist() == [1, 0]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1e-300, 1.0, 2.0])
