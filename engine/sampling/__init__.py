@@ -7,7 +7,7 @@ back. In order:
 1. `shaping`: logit_bias, min_tokens, penalties, allowed tokens.
 2. The mask of a constraint.
 3. `filters`: temperature, top_k, top_p, min_p, xtc.
-4. `draw`: the draw itself. Keys are counter-based: token n of a row is drawn with a key made of the row's
+4. `draw`: the draw itself. Keys are counter-based: token n of a row is drawn with a number made of the row's
    seed and n, so the same tokens come alone, in any batch, and after preemption.
 
 Log probabilities (`logprobs`) are those of the model's own logits, before all of this.

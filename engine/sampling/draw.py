@@ -1,4 +1,4 @@
-"""The draw: Gumbel-max, which equals `mx.random.categorical`, with a key of each row's own."""
+"""The draw: where a random share of a row's whole weight falls, by a number of the row's own."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ from dataclasses import dataclass
 import mlx.core as mx
 
 from chairlift.engine.request import SamplingParams
-from chairlift.engine.sampling.filters import exclude_top, excludes, filtered
+from chairlift.engine.sampling.blocks import at_share
+from chairlift.engine.sampling.filters import exclude_top, excludes, uniform, weights
 from chairlift.engine.sampling.logprobs import logprobs, scored_rows
 from chairlift.engine.sampling.mask import Mask, masked
 from chairlift.engine.sampling.rows import replaced, taken
 from chairlift.engine.sampling.shaping import Counted, Shaping, shaped
 
-_WORD = 2**32
+MOST = 1 - 2.0**-24
+"""The largest share: below 1 also as a float32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +89,9 @@ def sample(logits: mx.array, draws: Sequence[Draw], mask: Mask | None = None) ->
     tokens = _tokens(free, draws)
     counted.count(tokens)
     valid = mx.isfinite(logits.max(axis=-1)) & mx.logical_not(mx.isnan(logits.sum(axis=-1)))
+    if free is not logits:
+        # Nothing may be left of a row whose tokens are restricted.
+        valid = valid & mx.isfinite(mx.take_along_axis(free, tokens[:, None], axis=-1)[:, 0])
     rows = scored_rows(settings)
     left = mx.isfinite(free.max(axis=-1)) if mask is not None else None
     return Drawn(tokens, valid, rows, *logprobs(logits, tokens, settings, rows), left)
@@ -98,26 +103,15 @@ def _tokens(logits: mx.array, draws: Sequence[Draw]) -> mx.array:
     if not warm:
         return mx.argmax(logits, axis=-1).astype(mx.int32)
     some = [draws[row] for row in warm]
-    part = filtered(taken(logits, warm), [draw.sampling for draw in some])
+    part = weights(taken(logits, warm), [draw.sampling for draw in some])
     struck = [row for row, draw in enumerate(some) if excludes(draw.sampling, draw.key, draw.count)]
     if struck:
         hit = [some[row] for row in struck]
-        left = exclude_top(
-            taken(part, struck), [draw.sampling for draw in hit], [draw.spared for draw in hit]
-        )
+        spared = [draw.spared for draw in hit]
+        left = exclude_top(taken(part, struck), [draw.sampling for draw in hit], spared)
         part = replaced(part, struck, left)
-    drawn = _draw(part, _noise_keys(some))
+    shares = mx.array([uniform(draw.key, draw.count, b"token") for draw in some], dtype=mx.float32)
+    drawn = at_share(part, mx.minimum(shares, MOST))
     if len(warm) < len(draws):
-        drawn = replaced(mx.argmax(logits, axis=-1), warm, drawn)
+        drawn = replaced(mx.argmax(logits, axis=-1).astype(drawn.dtype), warm, drawn)
     return drawn.astype(mx.int32)
-
-
-def _noise_keys(draws: Sequence[Draw]) -> mx.array:
-    """uint32 `[rows, 2]`."""
-    words = [(first, (second + draw.count) % _WORD) for draw in draws for first, second in [draw.key]]
-    return mx.array(words, dtype=mx.uint32)
-
-
-def _draw(logits: mx.array, keys: mx.array) -> mx.array:
-    noise = mx.vmap(lambda key, row: mx.random.gumbel(row.shape, mx.float32, key=key))(keys, logits)
-    return mx.argmax(logits + noise, axis=-1)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import mlx.core as mx
 
 from chairlift.engine.request import SamplingParams
+from chairlift.engine.sampling.blocks import highest
 from chairlift.engine.sampling.rows import taken
 
 Scores = tuple[mx.array | None, mx.array | None, mx.array | None]
@@ -29,8 +30,5 @@ def logprobs(
     drawn = mx.take_along_axis(logits, tokens[:, None], axis=-1) - norm
     if wanted == 0:
         return drawn[:, 0], None, None
-    top = mx.argpartition(-logits, kth=wanted - 1, axis=-1)[:, :wanted]
-    values = mx.take_along_axis(logits, top, axis=-1)
-    order = mx.argsort(-values, axis=-1)
-    top = mx.take_along_axis(top, order, axis=-1)
-    return drawn[:, 0], top, mx.take_along_axis(values, order, axis=-1) - norm
+    top, values = highest(logits, wanted)
+    return drawn[:, 0], top, values - norm

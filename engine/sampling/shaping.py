@@ -167,8 +167,9 @@ def _penalized(logits: mx.array, counts: mx.array, shapings: Sequence[Shaping]) 
     settings = [shaping.sampling for shaping in shapings]
     if any(params.repetition_penalty != 1 for params in settings):
         penalty = _column([max(params.repetition_penalty, LEAST_REPETITION) for params in settings])
-        scale = mx.where(counts > 0, penalty, 1.0)
-        logits = mx.where(logits > 0, logits / scale, logits * scale)
+        # Sums of which one part is zero: on a CPU several times faster than a choice between two arrays.
+        scale = 1 + (counts > 0) * (penalty - 1)
+        logits = mx.maximum(logits, 0) / scale + mx.minimum(logits, 0) * scale
     if any(params.frequency_penalty or params.presence_penalty for params in settings):
         times = mx.floor(counts)
         frequency = _column([params.frequency_penalty for params in settings])
