@@ -113,8 +113,8 @@ def section(medians: dict[str, float], arguments: argparse.Namespace) -> str:
             f"`python bench/settings.py --rounds {arguments.rounds} --steps {arguments.steps} "
             f"--prompt {arguments.prompt}`; {where}, mlx {package_version('mlx')}; "
             f"chairlift {revision() or 'revision unknown'}.",
-            f"On {arguments.model or 'the embedded model'}, prompts of {arguments.prompt} tokens; the runner's "
-            "decode step, median.",
+            f"On {arguments.model or 'the embedded model'}, prompts of {arguments.prompt} tokens; the "
+            "runner's decode step, median.",
             table(
                 ["16 rows", "step ms", "of greedy", "of drawn"],
                 [

@@ -48,7 +48,7 @@ class Drawn:
         scored: the rows that asked for log probabilities; the rest is of them only.
         logprobs: float32 `[scored]` of the drawn tokens, or None if no row asked.
         top_tokens, top_logprobs: `[scored, n]`, most probable first, for the largest n asked for.
-        left: bool `[rows]`; False where mask and settings together leave no token. None without a mask.
+        left: bool `[rows]`; False where mask and settings together leave no token. None without either.
     """
 
     tokens: mx.array
@@ -89,11 +89,10 @@ def sample(logits: mx.array, draws: Sequence[Draw], mask: Mask | None = None) ->
     tokens = _tokens(free, draws)
     counted.count(tokens)
     valid = mx.isfinite(logits.max(axis=-1)) & mx.logical_not(mx.isnan(logits.sum(axis=-1)))
-    if free is not logits:
-        # Nothing may be left of a row whose tokens are restricted.
-        valid = valid & mx.isfinite(mx.take_along_axis(free, tokens[:, None], axis=-1)[:, 0])
     rows = scored_rows(settings)
-    left = mx.isfinite(free.max(axis=-1)) if mask is not None else None
+    left = None
+    if free is not logits:
+        left = mx.isfinite(mx.take_along_axis(free, tokens[:, None], axis=-1)[:, 0])
     return Drawn(tokens, valid, rows, *logprobs(logits, tokens, settings, rows), left)
 
 
