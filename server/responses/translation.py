@@ -27,6 +27,7 @@ from chairlift.server.wire.responses import (
 SAME = (
     *Drawn.model_fields,
     "chat_template_kwargs",
+    "enable_thinking",
     "metadata",
     "model",
     "prompt_cache_key",
@@ -104,46 +105,53 @@ def translate(wire: ResponsesRequest, conversation: Conversation) -> Translation
 def _tools(
     wire: ResponsesRequest, chat: dict[str, object], names: dict[str, str]
 ) -> tuple[FunctionTool, ...]:
-    """Puts tools and their choice into the chat; the functions that are left."""
-    functions = [(index, tool) for index, tool in enumerate(wire.tools or ()) if _is_callable(tool)]
-    tools = tuple(tool for _, tool in functions if isinstance(tool, FunctionTool))
-    known = {tool.name for tool in tools}
+    """Puts tools and their choice into the chat; the functions among the tools."""
+    functions = [
+        (index, tool)
+        for index, tool in enumerate(wire.tools or ())
+        if isinstance(tool, FunctionTool) and _is_callable(tool)
+    ]
+    known = {tool.name for _, tool in functions}
     choice = wire.tool_choice
     if isinstance(choice, NamedFunction):
         _check_known(choice.name, known, "tool_choice.name")
-        chat["tool_choice"] = {"type": "function", "function": {"name": choice.name}}
+        chat["tool_choice"] = _named(choice.name)
     elif isinstance(choice, AllowedTools):
-        allowed = _allowed(choice, known)
-        functions = [entry for entry in functions if getattr(entry[1], "name", None) in allowed]
-        chat["tool_choice"] = choice.mode
-    elif choice is not None and (tools or choice == "required"):
+        chat["tool_choice"] = _allowed(choice, known)
+    elif functions:
         chat["tool_choice"] = choice
-    if chat.get("tool_choice") == "required" and not functions:
+    elif choice == "required":
         raise invalid("tool_choice is required, and tools holds no function.", "tool_choice", "invalid_value")
     if functions:
-        chat["tools"] = [_chat_tool(tool) for _, tool in functions if isinstance(tool, FunctionTool)]
+        chat["tools"] = [_chat_tool(tool) for _, tool in functions]
     for position, (index, _) in enumerate(functions):
-        names[f"tools[{position}]"] = f"tools[{index}]"
-        names[f"tools[{position}].function"] = f"tools[{index}]"
-    return tools
+        names[f"tools[{position}]"] = names[f"tools[{position}].function"] = f"tools[{index}]"
+    return tuple(tool for _, tool in functions)
 
 
-def _is_callable(tool: object) -> bool:
-    return isinstance(tool, FunctionTool) and (
-        tool.allowed_callers is None or "direct" in tool.allowed_callers
-    )
+def _is_callable(tool: FunctionTool) -> bool:
+    return tool.allowed_callers is None or "direct" in tool.allowed_callers
 
 
-def _allowed(choice: AllowedTools, known: set[str]) -> set[str]:
-    """Names of the functions allowed. Tools of other kinds are not there to be called."""
-    allowed: set[str] = set()
+def _allowed(choice: AllowedTools, known: set[str]) -> object:
+    """Tools of other kinds are not there to be called."""
+    allowed: list[dict[str, object]] = []
     for index, tool in enumerate(choice.tools):
         if tool.get("type") == "function":
             name = tool.get("name")
-            where = f"tool_choice.tools[{index}].name"
-            _check_known(name, known, where)
-            allowed.add(str(name))
-    return allowed
+            _check_known(name, known, f"tool_choice.tools[{index}].name")
+            allowed.append(_named(str(name)))
+    if allowed:
+        return {"type": "allowed_tools", "allowed_tools": {"mode": choice.mode, "tools": allowed}}
+    if choice.mode == "required":
+        raise invalid(
+            "tool_choice.tools holds no function, and one is required.", "tool_choice.tools", "invalid_value"
+        )
+    return "none"
+
+
+def _named(name: str) -> dict[str, object]:
+    return {"type": "function", "function": {"name": name}}
 
 
 def _check_known(name: object, known: set[str], where: str) -> None:

@@ -342,3 +342,4 @@ class ResponsesRequest(Drawn):
     client_metadata: dict[str, object] | None = None
     """Codex's; has no effect."""
     chat_template_kwargs: dict[str, object] | None = None
+    enable_thinking: bool | None = None

@@ -74,8 +74,8 @@ async def stream_of(server: Lift, **more: object) -> list[JSON]:
 class Recorder(FakeTokenizer):
     """Remembers the messages that it rendered."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, template: str = "") -> None:
+        super().__init__(template=template)
         self.conversations: list[list[JSON]] = []
 
     def apply_chat_template(

@@ -39,7 +39,8 @@ def test_every_parameter_of_openai_is_decided_on() -> None:
     ours = set(ResponsesRequest.model_fields) | set(RESPONSES.neutral)
     theirs = set(ResponseCreateParamsBase.__annotations__) | {"stream"}
     assert theirs <= ours
-    assert ours - theirs == set(Drawn.model_fields) - theirs | {"chat_template_kwargs", "client_metadata"}
+    more = {"chat_template_kwargs", "client_metadata", "enable_thinking"}
+    assert ours - theirs == set(Drawn.model_fields) - theirs | more
 
 
 def test_every_tool_of_openai_is_known() -> None:

@@ -69,9 +69,7 @@ async def test_an_answer_sent_back_as_it_came() -> None:
 async def test_the_streaming_helper() -> None:
     async with lift(FakeRunner(answering("Hello!"))) as server, client_of(server) as client:
         async with client.responses.stream(model=MODEL, input="Hi") as stream:
-            snapshots = [
-                event.snapshot async for event in stream if event.type == "response.output_text.delta"
-            ]
+            events = [event async for event in stream]
             final = await stream.get_final_response()
         snapshots = [event.snapshot for event in events if event.type == "response.output_text.delta"]
         assert snapshots == sorted(snapshots, key=len) and snapshots[-1] == "Hello!"
