@@ -9,6 +9,8 @@ from chairlift.engine.output.cursor import Cursor, Grammar, Marks
 from chairlift.engine.output.grammar import Tools
 from chairlift.engine.output.json_text import CallHead, read_head, stream_arguments
 
+_SCALAR = frozenset("0123456789+-.eEtrufalsn")
+"""What numbers, true, false and null are made of."""
 MOST_HEADER = 300
 """Characters between a call's mark and its arguments."""
 
@@ -80,7 +82,7 @@ class ObjectCalls:
                 in_string = True
             elif character in ":,":
                 value = character == ":"
-            elif not character.isspace() and not (value and (character.isalnum() or character in "+-.")):
+            elif not character.isspace() and not ((value or depth > 1) and character in _SCALAR):
                 return
             cursor.skip(1)
 

@@ -31,7 +31,7 @@ _FORMATS: dict[str, ToolFormat] = {
     "mistral": HeaderCalls(
         ("", ""),
         "[TOOL_CALLS]",
-        re.compile(_HEADER + r"(?:\[CALL_ID\]\w+)?(?:\[ARGS\])?\s*"),
+        re.compile(_HEADER + r"\s*(?:\[CALL_ID\]\w+)?(?:\[ARGS\])?\s*"),
         objects=ObjectCalls(("[TOOL_CALLS]",)),
     ),
     "kimi_k2": HeaderCalls(
