@@ -8,18 +8,35 @@ from fastapi import FastAPI
 from starlette.responses import Response
 from starlette.types import Scope
 
+from chairlift.engine.embedding.engine import EmbeddingEngine
 from chairlift.engine.engine import Engine
 from chairlift.server import errors
 from chairlift.server.anthropic.errors import error_response, is_anthropic
 from chairlift.server.context import Context
+from chairlift.server.embedding_metrics import EmbeddingCollector
 from chairlift.server.metrics import ServerMetrics
-from chairlift.server.routes import chat, completions, health, messages, models, responses, tokenize
+from chairlift.server.routes import (
+    chat,
+    completions,
+    embeddings,
+    health,
+    messages,
+    models,
+    responses,
+    tokenize,
+)
 from chairlift.server.routes import metrics as metrics_route
 from chairlift.server.settings import ServerSettings
 
 
-def create_app(engine: Engine, settings: ServerSettings, metrics: ServerMetrics) -> FastAPI:
-    """Serves `engine`, whose life is the caller's business: until it is ready, requests get 503.
+def create_app(
+    engine: Engine | None,
+    settings: ServerSettings,
+    metrics: ServerMetrics,
+    embedder: EmbeddingEngine | None = None,
+) -> FastAPI:
+    """Serves `engine` and `embedder`, whose lives are the caller's business: until both are ready, requests
+    get 503. Either may be absent, not both.
 
     `metrics` should be the engine's observer.
     """
@@ -30,10 +47,14 @@ def create_app(engine: Engine, settings: ServerSettings, metrics: ServerMetrics)
         redoc_url=None,
         redirect_slashes=False,
     )
-    app.state.context = Context(engine, settings, metrics)
-    metrics.watch(engine)
+    app.state.context = Context(engine, settings, metrics, embedder)
+    if engine is not None:
+        metrics.watch(engine)
+    if embedder is not None:
+        metrics.registry.register(EmbeddingCollector(embedder))
     errors.install(app, _respond)
-    for routes in (models, chat, completions, responses, messages, tokenize, health, metrics_route):
+    surfaces = (chat, completions, responses, messages, embeddings, tokenize)
+    for routes in (models, *surfaces, health, metrics_route):
         app.include_router(routes.router)
     return app
 

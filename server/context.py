@@ -8,10 +8,12 @@ from importlib.metadata import version
 
 from fastapi import Request
 
+from chairlift.engine.embedding.engine import EmbeddingEngine
 from chairlift.engine.engine import Engine
 from chairlift.engine.errors import EngineStopped
 from chairlift.engine.output.formats import OutputFormat, choose_format
 from chairlift.engine.plan import ModelInfo
+from chairlift.server.errors import APIError
 from chairlift.server.logprobs import TokenTexts
 from chairlift.server.media.images import ImageReader
 from chairlift.server.metrics import ServerMetrics
@@ -23,9 +25,11 @@ from chairlift.server.settings import ServerSettings
 class Context:
     """Lives in `app.state`."""
 
-    engine: Engine
+    generation: Engine | None
+    """None: only embeddings are served."""
     settings: ServerSettings
     metrics: ServerMetrics
+    embedder: EmbeddingEngine | None = None
     images: ImageReader = field(init=False)
     responses: Responses = field(init=False)
     _token_texts: TokenTexts | None = field(default=None, init=False)
@@ -36,11 +40,27 @@ class Context:
         self.images = ImageReader(self.settings.media)
         self.responses = Responses(self.settings.responses)
 
+    @property
+    def engine(self) -> Engine:
+        """Raises: APIError 404 where no model generates text."""
+        if self.generation is None:
+            raise APIError(
+                404,
+                "This server has no model that generates text; it serves embeddings.",
+                param="model",
+                code="model_not_found",
+            )
+        return self.generation
+
+    @property
+    def engines(self) -> list[Engine | EmbeddingEngine]:
+        return [engine for engine in (self.generation, self.embedder) if engine is not None]
+
     def admit(self) -> None:
-        """Raises: EngineStopped before the model is loaded and from the start of the drain on."""
-        if self.engine.draining:
+        """Raises: EngineStopped before all models are loaded and from the start of the drain on."""
+        if any(engine.draining for engine in self.engines):
             raise EngineStopped("The server is shutting down.")
-        if not self.engine.ready:
+        if not all(engine.ready for engine in self.engines):
             raise EngineStopped("The model is not ready yet; try again soon.")
 
     @property

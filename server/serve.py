@@ -4,30 +4,36 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
-import json
 import logging
 import os
-import shlex
 import signal
 import socket
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 
 import uvicorn
 
+from chairlift.engine.embedding.engine import EmbeddingEngine
 from chairlift.engine.engine import Engine, EngineConfig
 from chairlift.engine.errors import EngineError
-from chairlift.engine.plan import ModelInfo, RunnerStats
 from chairlift.server.app import create_app
 from chairlift.server.connection import Connection
 from chairlift.server.descriptors import Complaints, raise_limit
 from chairlift.server.metrics import ServerMetrics
 from chairlift.server.responses.database import StoreFault
+from chairlift.server.served import EmbeddingServing, ServeOptions, Serving
 from chairlift.server.settings import ServerSettings
+from chairlift.server.sources import embedding_factory, find_models, generation_factory
 
-__all__ = ["EngineConfig", "ServeOptions", "ServerSettings", "Serving", "run_server", "serve_engine"]
+__all__ = [
+    "EmbeddingServing",
+    "EngineConfig",
+    "ServeOptions",
+    "ServerSettings",
+    "Serving",
+    "run_server",
+    "serve_engine",
+]
 
 logger = logging.getLogger("chairlift.server")
 
@@ -36,54 +42,7 @@ FLUSH_S = 5
 BACKLOG = 2048
 
 
-@dataclass(frozen=True, slots=True)
-class ServeOptions:
-    model: str | None = None
-    """A folder, a GGUF file or a name on the hub; None is the embedded default."""
-    served_name: str | None = None
-    """What clients write in `model`; None is the folder's or the repository's name."""
-    dtype: str | None = None
-    """Number format of the weights; None leaves it to the device."""
-    max_model_len: int | None = None
-    """Tokens of prompt and answer together; None is the model's own context."""
-    kv_cache_dtype: str = "auto"
-    """Type that keys and values are kept in: the model's own, int8 or int4."""
-    host: str = "127.0.0.1"
-    port: int = 8000
-    """0 takes a free one."""
-    drain_timeout: float = 30.0
-    """Seconds that running answers get to finish after a signal to stop."""
-    access_log: bool = False
-    engine: EngineConfig = field(default_factory=EngineConfig)
-    settings: ServerSettings = field(default_factory=ServerSettings)
-
-
-@dataclass(frozen=True, slots=True)
-class Serving:
-    """What is served and where, for whoever tells the operator."""
-
-    url: str
-    info: ModelInfo
-    memory: RunnerStats
-    config: EngineConfig
-    has_chat_template: bool
-
-    @property
-    def curl(self) -> str:
-        """A shell command that works as it stands, and gets a short answer of the most probable tokens: small
-        models ramble at the default temperature."""
-        question = "What is the capital of France?"
-        body: dict[str, object] = {"model": self.info.name, "temperature": 0}
-        if self.has_chat_template:
-            path, body["messages"] = "/v1/chat/completions", [{"role": "user", "content": question}]
-        else:
-            path, body["prompt"] = "/v1/completions", question
-        body["max_tokens"] = 100
-        data = shlex.quote(json.dumps(body, ensure_ascii=False))
-        return f"curl {self.url}{path} -H 'Content-Type: application/json' -d {data}"
-
-
-Announce = Callable[[Serving], None]
+Announce = Callable[[Serving | EmbeddingServing], None]
 Complain = Callable[[str], None]
 
 
@@ -91,7 +50,7 @@ def run_server(options: ServeOptions, announce: Announce, complain: Complain) ->
     """Serve until a signal to stop; returns the exit code. Blocks; on the main thread only.
 
     Args:
-        announce: called once the model answers.
+        announce: called for each model, once all answer.
         complain: called with one line, before an exit code other than 0.
     """
     try:
@@ -100,27 +59,21 @@ def run_server(options: ServeOptions, announce: Announce, complain: Complain) ->
         complain(f"Cannot listen on {options.host}:{options.port}: {error.strerror or error}.")
         return 1
     with listener:
-        from chairlift.engine.models.loader import load_model  # imports mlx, which takes seconds
-        from chairlift.engine.models.resolve import resolve_model
-
         try:
             with _stop_signals_interrupt():
-                source = resolve_model(options.model, served_name=options.served_name, dtype=options.dtype)
+                source, embedding = find_models(options)
         except KeyboardInterrupt:
             return 0
         except EngineError as error:
             complain(error.message)
             return 1
-        metrics = ServerMetrics(source.served_name)
-        factory = functools.partial(
-            load_model,
-            source.folder,
-            source.served_name,
-            dtype=options.dtype,
-            max_model_len=options.max_model_len,
-            kv_cache_dtype=options.kv_cache_dtype,
-        )
-        engine = Engine(factory, options.engine, observer=metrics)
+        name = source.served_name if source is not None else embedding.served_name if embedding else ""
+        metrics = ServerMetrics(name)
+        engine = embedder = None
+        if source is not None:
+            engine = Engine(generation_factory(options, source), options.engine, observer=metrics)
+        if embedding is not None:
+            embedder = EmbeddingEngine(embedding_factory(options, embedding))
         return asyncio.run(
             serve_engine(
                 engine,
@@ -131,6 +84,7 @@ def run_server(options: ServeOptions, announce: Announce, complain: Complain) ->
                 settings=options.settings,
                 drain_timeout=options.drain_timeout,
                 access_log=options.access_log,
+                embedder=embedder,
             )
         )
 
@@ -142,7 +96,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 async def serve_engine(
-    engine: Engine,
+    engine: Engine | None,
     listener: socket.socket,
     announce: Announce,
     complain: Complain,
@@ -151,8 +105,9 @@ async def serve_engine(
     settings: ServerSettings,
     drain_timeout: float,
     access_log: bool = False,
+    embedder: EmbeddingEngine | None = None,
 ) -> int:
-    """Serve an engine that is not started yet; returns the exit code.
+    """Serve engines that are not started yet, one or both; returns the exit code.
 
     Requests are answered from the first moment on: with 503 while the model loads, and again, after the first
     signal, while running answers finish. A second signal ends the process at once.
@@ -160,7 +115,7 @@ async def serve_engine(
     raise_limit()
     asyncio.get_running_loop().set_exception_handler(Complaints())
     stop = _install_signals()
-    app = create_app(engine, settings, metrics)
+    app = create_app(engine, settings, metrics, embedder)
     responses = app.state.context.responses
     try:
         await responses.store.open()
@@ -171,7 +126,7 @@ async def serve_engine(
     server = _Server(_uvicorn_config(app, access_log))
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     stopping = asyncio.create_task(stop.wait())
-    loading = asyncio.create_task(engine.start())
+    loading = asyncio.create_task(_start(engine, embedder))
     await asyncio.wait((loading, stopping, serving), return_when=asyncio.FIRST_COMPLETED)
     if not loading.done():
         # A load cannot be interrupted, and nobody waits for an answer yet.
@@ -181,23 +136,47 @@ async def serve_engine(
         code = 1
         complain(_one_line(error))
     else:
-        announce(Serving(_url(listener), engine.info, engine.stats().runner, engine.config, _chats(engine)))
+        _tell(announce, _url(listener), engine, embedder)
         await asyncio.wait((stopping, serving), return_when=asyncio.FIRST_COMPLETED)
-        await engine.stop(drain_timeout)
+        await _stop(engine, embedder, drain_timeout)
     server.exit()
     await asyncio.wait({serving}, timeout=FLUSH_S)
     server.cut()
     await serving
     stopping.cancel()
     await responses.close()
-    if engine.wedged:
+    if any(served.wedged for served in (engine, embedder) if served is not None):
         complain("The model does not come back from a step; it is left behind.")
         _end_process(1)
     return code
 
 
-def _chats(engine: Engine) -> bool:
-    return engine.tokenizer.has_chat_template
+async def _start(engine: Engine | None, embedder: EmbeddingEngine | None) -> None:
+    """Raises: EngineError: a model could not be loaded; neither is left running."""
+    if engine is not None:
+        await engine.start()
+    if embedder is not None:
+        try:
+            await embedder.start(beside=engine)
+        except EngineError:
+            await _stop(engine, embedder, 0.0)
+            raise
+
+
+async def _stop(engine: Engine | None, embedder: EmbeddingEngine | None, drain_timeout: float) -> None:
+    """An engine stops the embedding engine beside it, whose thread is its own."""
+    if engine is not None:
+        await engine.stop(drain_timeout)
+    elif embedder is not None:
+        await embedder.stop(drain_timeout)
+
+
+def _tell(announce: Announce, url: str, engine: Engine | None, embedder: EmbeddingEngine | None) -> None:
+    if engine is not None:
+        chats = engine.tokenizer.has_chat_template
+        announce(Serving(url, engine.info, engine.stats().runner, engine.config, chats))
+    if embedder is not None:
+        announce(EmbeddingServing(url, embedder.info))
 
 
 def _one_line(error: BaseException) -> str:

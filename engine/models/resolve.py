@@ -70,6 +70,20 @@ def resolve_model(
     )
 
 
+def resolve_embedding_model(
+    name: str, *, served_name: str | None = None, progress: bool = True
+) -> ModelSource:
+    """Find or fetch an embedding model: a model folder or an `org/name` of the Hugging Face hub.
+
+    Raises:
+        ModelUnavailable: one clear line.
+    """
+    path = Path(name).expanduser()
+    if path.is_file() or (not path.is_dir() and not _HUB_NAME.fullmatch(name)):
+        raise ModelUnavailable(f"{name} is no embedding model: that is a folder, or org/name on the hub.")
+    return resolve_model(name, served_name=served_name, progress=progress)
+
+
 def _checked(folder: Path) -> Path:
     if not (folder / "config.json").is_file():
         raise ModelUnavailable(f"{folder} is no model folder: it has no config.json.")

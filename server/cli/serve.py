@@ -14,9 +14,10 @@ import typer
 from rich.console import Console
 
 from chairlift.server.cli.complaint import complain
+from chairlift.server.served import EmbeddingServing, Serving
 
 if TYPE_CHECKING:
-    from chairlift.server.serve import Serving
+    from chairlift.engine.embedding.types import EmbeddingModelInfo
 
 MEBIBYTE = 2**20
 
@@ -35,6 +36,15 @@ class KVType(StrEnum):
     AUTO = "auto"
     INT8 = "int8"
     INT4 = "int4"
+
+
+class PoolingType(StrEnum):
+    """Names of sentence-transformers."""
+
+    CLS = "cls"
+    MEAN = "mean"
+    MAX = "max"
+    LAST = "lasttoken"
 
 
 class LogLevel(StrEnum):
@@ -57,6 +67,21 @@ def serve(
     ] = None,
     served_model_name: Annotated[
         str | None, typer.Option(help="The name clients use; the folder's or repository's by default.")
+    ] = None,
+    embedding_model: Annotated[
+        str | None,
+        typer.Option(
+            help="An embedding model or a cross-encoder: a folder, or org/name on the hub. Served beside "
+            "--model, or alone where that is left out.",
+            show_default=False,
+        ),
+    ] = None,
+    served_embedding_name: Annotated[
+        str | None, typer.Option(help="The name clients use for the embedding model; as for --model.")
+    ] = None,
+    embedding_pooling: Annotated[
+        PoolingType | None,
+        typer.Option(help="How one vector is made of a text's tokens; by default as the folder says."),
     ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 8000,
@@ -164,6 +189,9 @@ def serve(
         port=port,
         drain_timeout=drain_timeout,
         access_log=access_log,
+        embedding_model=embedding_model,
+        served_embedding_name=served_embedding_name,
+        embedding_pooling=embedding_pooling,
         engine=EngineConfig(
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
@@ -205,8 +233,34 @@ def set_up_logging(level: LogLevel, *, access_log: bool = False) -> None:
         logging.getLogger("uvicorn.access").setLevel(logging.INFO)
 
 
-def announce(serving: Serving) -> None:
+def announce(serving: Serving | EmbeddingServing) -> None:
     """Tell the operator what is served, where, and how to try it."""
+    lines = _lines(serving) if isinstance(serving, Serving) else _embedding_lines(serving.info)
+    console = Console(highlight=False)
+    console.print(
+        f"[bold]Chairlift {version('chairlift')}[/] serves [bold]{serving.info.name}[/] at {serving.url}/v1",
+        soft_wrap=True,
+    )
+    for title, text in lines.items():
+        console.print(f"  {title:8}{text}", soft_wrap=True, markup=False)
+    console.print("Try it:", serving.curl, sep="\n", soft_wrap=True, markup=False)
+    console.file.flush()
+
+
+def _embedding_lines(info: EmbeddingModelInfo) -> dict[str, str]:
+    model = f"{info.architecture}, {count(info.parameters)} parameters, {info.dtype}"
+    makes = f"vectors of {info.dimensions} numbers, pooled by {info.pooling}" if info.pooling else "scores"
+    return {
+        "model": f"{model}, texts of up to {info.context_length:,} tokens",
+        "device": info.device,
+        "makes": makes,
+        "batch": f"up to {info.batch_tokens} tokens"
+        + ("" if info.padding else "; only texts of one length together, since padding changes its answers"),
+        "memory": f"weights {size(info.weight_bytes)}",
+    }
+
+
+def _lines(serving: Serving) -> dict[str, str]:
     info, config = serving.info, serving.config
     model = f"{info.architecture}, {count(info.parameters)} parameters, {info.dtype}"
     if info.vision:
@@ -217,22 +271,13 @@ def announce(serving: Serving) -> None:
         kind = f"{info.kv_dtype} " if info.kv_dtype else ""
         cache = f"KV {kind}{size(token)} a token, at most {size(token * info.context_length)} a request"
     kept = config.prefix_cache_bytes or 0
-    lines = {
+    return {
         "model": f"{model}, context of {info.context_length:,} tokens",
         "device": info.device,
         "batch": f"{requests}, {config.max_num_batched_tokens} tokens a step",
         "memory": f"weights {size(info.weight_bytes)}, {cache}",
         "prefix": f"up to {size(kept)} kept for later requests" if kept else "not kept",
     }
-    console = Console(highlight=False)
-    console.print(
-        f"[bold]Chairlift {version('chairlift')}[/] serves [bold]{info.name}[/] at {serving.url}/v1",
-        soft_wrap=True,
-    )
-    for title, text in lines.items():
-        console.print(f"  {title:8}{text}", soft_wrap=True, markup=False)
-    console.print("Try it:", serving.curl, sep="\n", soft_wrap=True, markup=False)
-    console.file.flush()
 
 
 def parse_size(text: str, option: str) -> int | None:

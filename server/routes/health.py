@@ -5,6 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from chairlift.engine.engine import Engine
 from chairlift.server.context import Context, context_of
 from chairlift.server.errors import APIError
 from chairlift.server.payload import PayloadResponse
@@ -17,19 +18,39 @@ router = APIRouter()
 async def health(request: Request) -> Response:
     """503 where a step does not come back: the loop is alive, the device is not."""
     context = context_of(request)
-    stats = context.engine.stats()
-    stalled = stats.stalled_s > context.settings.wedge_after_s
-    state: dict[str, object] = {
-        "status": "stalled" if stalled else _status(context),
+    state = {"status": _status(context), **_steps(context.generation), **_batches(context)}
+    stalled_s = state["stalled_s"]
+    assert isinstance(stalled_s, float)
+    if stalled_s > context.settings.wedge_after_s:
+        state["status"] = "stalled"
+        return _unavailable(state, f"The model has been in one step for {stalled_s:.0f} seconds.")
+    return PayloadResponse(state)
+
+
+def _steps(engine: Engine | None) -> dict[str, object]:
+    if engine is None:
+        return {}
+    stats = engine.stats()
+    return {
         "last_step_age_s": stats.last_step_age_s,
         "stalled_s": stats.stalled_s,
         "busy": stats.busy,
         "running": stats.running,
         "waiting": stats.waiting,
     }
-    if stalled:
-        return _unavailable(state, f"The model has been in one step for {stats.stalled_s:.0f} seconds.")
-    return PayloadResponse(state)
+
+
+def _batches(context: Context) -> dict[str, object]:
+    """Of a server without a generating engine; beside one, a batch that stalls makes a step wait."""
+    if context.generation is not None or context.embedder is None:
+        return {}
+    stats = context.embedder.stats()
+    return {
+        "stalled_s": stats.stalled_s,
+        "busy": bool(stats.running or stats.waiting),
+        "running": stats.running,
+        "waiting": stats.waiting,
+    }
 
 
 @router.head("/health/ready", include_in_schema=False)
@@ -43,9 +64,9 @@ async def ready(request: Request) -> Response:
 
 
 def _status(context: Context) -> str:
-    if context.engine.draining:
+    if any(engine.draining for engine in context.engines):
         return "draining"
-    return "ok" if context.engine.ready else "loading"
+    return "ok" if all(engine.ready for engine in context.engines) else "loading"
 
 
 def _unavailable(state: dict[str, object], message: str) -> Response:

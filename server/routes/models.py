@@ -21,9 +21,10 @@ async def list_models(request: Request, response: Response) -> ModelList | Anthr
         response.headers["request-id"] = request_id_of(request.scope)
         # One page holds all models; before its first and after its last there are none.
         edges = (request.query_params.get("before_id"), request.query_params.get("after_id"))
-        cards = [] if any(edges) else [AnthropicModelCard.of(context.engine.info)]
+        generation = [] if any(edges) or context.generation is None else [context.generation]
+        cards = [AnthropicModelCard.of(engine.info) for engine in generation]
         return AnthropicModelList.of(cards)
-    return ModelList(data=[ModelCard.of(context.engine.info)])
+    return ModelList(data=[ModelCard.of(engine.info) for engine in context.engines])
 
 
 @router.head("/{model_id:path}", include_in_schema=False)
@@ -34,9 +35,11 @@ async def retrieve_model(
     """Names of the form org/name are one id, escaped or not."""
     context = context_of(request)
     context.admit()
-    if model_id != context.engine.info.name:
-        raise model_not_found(model_id)
-    if is_anthropic(request.scope):
+    generation = context.generation
+    if is_anthropic(request.scope) and generation is not None and model_id == generation.info.name:
         response.headers["request-id"] = request_id_of(request.scope)
-        return AnthropicModelCard.of(context.engine.info)
-    return ModelCard.of(context.engine.info)
+        return AnthropicModelCard.of(generation.info)
+    for engine in context.engines:
+        if model_id == engine.info.name and not is_anthropic(request.scope):
+            return ModelCard.of(engine.info)
+    raise model_not_found(model_id)

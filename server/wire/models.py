@@ -11,6 +11,7 @@ from typing import Literal
 
 from pydantic import BaseModel
 
+from chairlift.engine.embedding.types import EmbeddingModelInfo
 from chairlift.engine.plan import ModelInfo
 
 
@@ -20,18 +21,18 @@ class ModelCard(BaseModel):
     created: int
     owned_by: str = "chairlift"
     max_model_len: int
-    """Most tokens of prompt and answer together."""
+    """Most tokens of prompt and answer together, or of a text that is embedded."""
 
     input_modalities: list[str]
     """What a prompt may hold: `text`, `image`. The name is OpenRouter's."""
 
     @classmethod
-    def of(cls, info: ModelInfo) -> ModelCard:
+    def of(cls, info: ModelInfo | EmbeddingModelInfo) -> ModelCard:
         return cls(
             id=info.name,
             created=info.created,
             max_model_len=info.context_length,
-            input_modalities=["text", "image"] if info.vision else ["text"],
+            input_modalities=["text", "image"] if isinstance(info, ModelInfo) and info.vision else ["text"],
         )
 
 

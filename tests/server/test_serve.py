@@ -16,9 +16,10 @@ from pathlib import Path
 import httpx
 import pytest
 
+from chairlift.engine.embedding.types import EmbeddingModelInfo, Task
 from chairlift.engine.engine import EngineConfig
 from chairlift.engine.plan import ModelInfo, RunnerStats
-from chairlift.server.serve import ServeOptions, Serving, listen, run_server
+from chairlift.server.serve import EmbeddingServing, ServeOptions, Serving, listen, run_server
 from tests.server.harness import error_of, sse
 
 ROOT = Path(__file__).parents[2]
@@ -33,7 +34,7 @@ class Process:
         self.process = subprocess.Popen(
             command,
             cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'src'}"},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -86,6 +87,23 @@ def test_idle_it_leaves_with_0(number: signal.Signals) -> None:
         assert answer["choices"][0]["message"]["content"] == "short"
         process.signal(number)
         assert process.end() == (0, "")
+
+
+@pytest.mark.parametrize("kind", ["embeddings", "both"])
+def test_an_embedding_model_beside_another_or_alone(kind: str) -> None:
+    with serving(10, kind) as process:
+        assert httpx.get(f"{process.url}/health/ready").status_code == 200
+        body = {"model": "embedder", "input": "up"}
+        assert len(httpx.post(f"{process.url}/v1/embeddings", json=body).json()["data"][0]["embedding"]) == 4
+        chat = httpx.post(f"{process.url}/v1/chat/completions", json=BODY)
+        assert chat.status_code == (200 if kind == "both" else 404)
+        process.signal()
+        assert process.end() == (0, "")
+
+
+def test_an_embedding_model_that_cannot_be_loaded_is_one_line_and_1() -> None:
+    with serving(10, "unembeddable") as process:
+        assert process.end() == (1, "These weights embed nothing.\n")
 
 
 def test_a_running_answer_ends_with_an_error_event_after_the_drain() -> None:
@@ -194,6 +212,14 @@ def test_a_signal_while_the_model_is_fetched_is_0(
 def test_listen_takes_a_free_port() -> None:
     with listen("127.0.0.1", 0) as listener:
         assert listener.getsockname()[1] > 0
+
+
+@pytest.mark.parametrize(("task", "path"), [(Task.EMBED, "/v1/embeddings"), (Task.SCORE, "/v1/rerank")])
+def test_the_curl_line_of_an_embedding_model(task: Task, path: str) -> None:
+    info = EmbeddingModelInfo("it's/a model", 64, 4, 256, 0, task)
+    curl, url, *_, body = shlex.split(EmbeddingServing("http://127.0.0.1:1", info).curl)
+    assert (curl, url) == ("curl", f"http://127.0.0.1:1{path}")
+    assert json.loads(body)["model"] == "it's/a model"
 
 
 @pytest.mark.parametrize(("template", "path"), [(True, "/v1/chat/completions"), (False, "/v1/completions")])

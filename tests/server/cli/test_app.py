@@ -10,12 +10,13 @@ import pytest
 import typer
 
 from chairlift.engine.config import EngineConfig
+from chairlift.engine.embedding.types import EmbeddingModelInfo
 from chairlift.engine.errors import InvalidParameter, ModelUnavailable
 from chairlift.engine.models.resolve import ModelSource
 from chairlift.engine.plan import ModelInfo, RunnerStats
 from chairlift.server.cli.app import run
 from chairlift.server.cli.serve import announce, count, parse_size, size
-from chairlift.server.serve import ServeOptions, Serving
+from chairlift.server.serve import EmbeddingServing, ServeOptions, Serving
 from chairlift.server.settings import ServerSettings
 from tests.engine.models.gguf_files import Llama
 from tests.fakes import FakeRunner, answering, fake_model
@@ -112,6 +113,49 @@ def test_serve_passes_every_option_on(served: list[ServeOptions]) -> None:
             settings=ServerSettings(max_body_bytes=2**19),
         )
     ]
+
+
+def test_serve_passes_an_embedding_model_on(monkeypatch: Patch) -> None:
+    served: list[ServeOptions] = []
+
+    def run_server(options: ServeOptions, *others: object) -> int:
+        served.append(options)
+        return 0
+
+    monkeypatch.setattr("chairlift.server.serve.run_server", run_server)
+    given = ("--embedding-model", "org/e", "--served-embedding-name", "e", "--embedding-pooling", "cls")
+    assert run(["serve", *given]) == 0
+    (options,) = served
+    assert (options.model, options.embedding_model) == (None, "org/e")
+    assert (options.served_embedding_name, options.embedding_pooling) == ("e", "cls")
+
+
+def test_serve_says_what_embeds(capsys: Captured) -> None:
+    info = EmbeddingModelInfo(
+        name="MiniLM",
+        context_length=256,
+        dimensions=384,
+        vocab_size=30522,
+        created=0,
+        architecture="bert",
+        pooling="mean",
+        batch_tokens=512,
+        device="CPU",
+        dtype="float32",
+        parameters=22_565_376,
+        weight_bytes=90_261_504,
+    )
+    serving = EmbeddingServing("http://127.0.0.1:8000", info)
+    announce(serving)
+    assert capsys.readouterr().out == (
+        f"Chairlift {version('chairlift')} serves MiniLM at http://127.0.0.1:8000/v1\n"
+        "  model   bert, 22.6M parameters, float32, texts of up to 256 tokens\n"
+        "  device  CPU\n"
+        "  makes   vectors of 384 numbers, pooled by mean\n"
+        "  batch   up to 512 tokens\n"
+        "  memory  weights 90.3 MB\n"
+        f"Try it:\n{serving.curl}\n"
+    )
 
 
 def test_serve_says_what_and_where(capsys: Captured) -> None:

@@ -1,0 +1,142 @@
+"""`POST /v1/embeddings`, `/v1/rerank` and `/v1/score`; the last two under vLLM's other paths, too."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import time
+import uuid
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from chairlift.engine.embedding.engine import EmbeddingEngine
+from chairlift.engine.embedding.types import TokenizedText, Vectors
+from chairlift.engine.embedding.vectors import normalised, similarities
+from chairlift.server.body import read_body
+from chairlift.server.context import Context, context_of
+from chairlift.server.embedding import (
+    PreparedEmbeddings,
+    PreparedPairs,
+    prepare_embeddings,
+    prepare_rerank,
+    prepare_score,
+)
+from chairlift.server.errors import CLIENT_CLOSED_REQUEST, APIError
+from chairlift.server.payload import PayloadResponse, dump
+from chairlift.server.streaming import unless_gone
+
+router = APIRouter()
+
+
+@router.post("/v1/embeddings")
+async def embeddings(request: Request) -> Response:
+    context, raw = await _read(request)
+    prepared = await asyncio.to_thread(prepare_embeddings, raw, context)
+    vectors = await _compute(request, prepared.embedder, prepared.texts)
+    # A thread: the numbers of a thousand vectors take longer to write than the event loop may wait.
+    body = await asyncio.to_thread(_embeddings_body, prepared, vectors)
+    return Response(body, media_type="application/json", headers=_request_id("embd-"))
+
+
+@router.post("/rerank")
+@router.post("/v1/rerank")
+@router.post("/v2/rerank")
+async def rerank(request: Request) -> Response:
+    context, raw = await _read(request)
+    wire, documents, pairs = await asyncio.to_thread(prepare_rerank, raw, context)
+    scores = await _scores(request, pairs)
+    best = sorted(range(len(documents)), key=lambda index: -scores[index])[: wire.top_n or None]
+    headers = _request_id("rerank-")
+    results: list[dict[str, object]] = []
+    for index in best:
+        result: dict[str, object] = {"index": index, "relevance_score": float(scores[index])}
+        if wire.return_documents is not False:
+            result["document"] = {"text": documents[index]}
+        results.append(result)
+    return PayloadResponse(
+        {
+            "id": headers["X-Request-Id"],
+            "model": pairs.embedder.info.name,
+            "usage": _usage(pairs.texts),
+            "results": results,
+        },
+        headers=headers,
+    )
+
+
+@router.post("/score")
+@router.post("/v1/score")
+async def score(request: Request) -> Response:
+    context, raw = await _read(request)
+    pairs = await asyncio.to_thread(prepare_score, raw, context)
+    scores = await _scores(request, pairs)
+    headers = _request_id("score-")
+    return PayloadResponse(
+        {
+            "id": headers["X-Request-Id"],
+            "object": "list",
+            "created": int(time.time()),
+            "model": pairs.embedder.info.name,
+            "data": [
+                {"index": index, "object": "score", "score": float(value)}
+                for index, value in enumerate(scores)
+            ],
+            "usage": _usage(pairs.texts),
+        },
+        headers=headers,
+    )
+
+
+async def _read(request: Request) -> tuple[Context, bytes]:
+    context = context_of(request)
+    context.admit()
+    settings = context.settings
+    return context, await read_body(request, settings.max_body_bytes, settings.body_patience_s)
+
+
+async def _compute(http: Request, embedder: EmbeddingEngine, texts: Sequence[TokenizedText]) -> Vectors:
+    """Raises: APIError when the client leaves, which ends the computation."""
+    vectors = await unless_gone(http, (), embedder.encode(texts))
+    if vectors is None:
+        raise APIError(CLIENT_CLOSED_REQUEST, "The client left.")
+    return vectors
+
+
+async def _scores(request: Request, pairs: PreparedPairs) -> npt.NDArray[np.float64]:
+    """Of each pair: a cross-encoder's own, or the cosine of the angle between the texts' vectors."""
+    vectors = await _compute(request, pairs.embedder, pairs.texts)
+    if not pairs.left:
+        return vectors[:, 0].astype(np.float64)
+    return await asyncio.to_thread(similarities, vectors[: pairs.left], vectors[pairs.left :])
+
+
+def _embeddings_body(prepared: PreparedEmbeddings, vectors: Vectors) -> bytes:
+    """One vector is written at a time, so that other threads come to their turn between two."""
+    items = [
+        dump({"object": "embedding", "index": index, "embedding": _written(vector, prepared.base64)})
+        for index, vector in enumerate(normalised(vectors, prepared.dimensions))
+    ]
+    head = dump(
+        {"object": "list", "model": prepared.embedder.info.name, "usage": _usage(prepared.texts)}
+    ).removesuffix(b"}")
+    return head + b',"data":[' + b",".join(items) + b"]}"
+
+
+def _written(vector: Vectors, as_base64: bool) -> object:
+    """Numbers, or base64 of little-endian float32, as OpenAI has it."""
+    if as_base64:
+        return base64.b64encode(vector.astype("<f4").tobytes()).decode()
+    return vector.tolist()
+
+
+def _usage(texts: Sequence[TokenizedText]) -> dict[str, int]:
+    tokens = sum(map(len, texts))
+    return {"prompt_tokens": tokens, "total_tokens": tokens}
+
+
+def _request_id(prefix: str) -> dict[str, str]:
+    return {"X-Request-Id": prefix + uuid.uuid4().hex}
