@@ -36,6 +36,11 @@ NAMES = {
     "num_rows_lost",
     "wasted_tokens",
     "step_stalled_seconds",
+    "prefix_cache_bytes",
+    "prefix_cache_limit_bytes",
+    "prefix_cache_queries",
+    "prefix_cache_hits",
+    "prefix_cache_evictions",
 }
 
 
