@@ -1,7 +1,9 @@
-"""Step time of 16 rows with settings of their own against 16 plain rows, on the embedded model.
+"""Step time of 16 rows with settings of their own against 16 plain rows.
 
-`python bench/settings.py` writes the `settings` section of RESULTS.md. The sets of rows take turns, round by
-round, so that what else the machine does weighs on all of them; a step's time is the median over all rounds.
+`python bench/settings.py` measures the embedded model and writes the `settings` section of RESULTS.md;
+`--shape qwen3-0.6b` a model of that shape with random weights, for a GPU. The sets of rows take turns, round
+by round, so that what else the machine does weighs on all; a step's time is the median over all rounds.
+On a CPU it is processor time, which does not count what others do.
 """
 
 from __future__ import annotations
@@ -9,22 +11,25 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
 import mlx.core as mx
+from device_models import SHAPES, build
 from machine import machine, package_version, revision
 from results import RESULTS, table, write_section
 
-from chairlift.engine.models.loader import load_model
+from chairlift.engine.constraints import Constraint, Json
+from chairlift.engine.models.loader import load_model, make_runner
 from chairlift.engine.models.resolve import resolve_model
 from chairlift.engine.plan import NewRow, Runner, Span, StepPlan
 from chairlift.engine.request import SamplingParams
 
 ROWS = 16
-PLAIN = (SamplingParams(temperature=0),) * ROWS
-SEEDED = tuple(SamplingParams(temperature=0.8, seed=row) for row in range(ROWS))
+SCHEMA = '{"type": "array", "items": {"type": "string"}, "minItems": 100}'
 
 
 def shaped(row: int, **more: float | int) -> SamplingParams:
@@ -43,82 +48,125 @@ def shaped(row: int, **more: float | int) -> SamplingParams:
 
 
 SHAPED = tuple(shaped(row) for row in range(ROWS))
-SCORED = tuple(SamplingParams(temperature=0, logprobs=row % 6) for row in range(ROWS))
-SHAPED_SCORED = tuple(shaped(row, logprobs=row % 6) for row in range(ROWS))
-FILTERED = tuple(shaped(row, top_p=0.9 + row / 200, top_k=20 + row) for row in range(ROWS))
+CONSTRAINED = "the same, every second row under a schema"
 SETS: dict[str, tuple[SamplingParams, ...]] = {
-    "plain: greedy": PLAIN,
-    "plain: temperature 0.8, a seed each": SEEDED,
+    "plain, greedy": (SamplingParams(temperature=0),) * ROWS,
+    "plain, temperature 0.8": tuple(SamplingParams(temperature=0.8, seed=row) for row in range(ROWS)),
     "penalties, logit_bias, min_tokens, seed, stop": SHAPED,
-    "the same and top_p, top_k": FILTERED,
-    "greedy, logprobs 0 to 5": SCORED,
-    "penalties and the rest, logprobs 0 to 5": SHAPED_SCORED,
+    CONSTRAINED: SHAPED,
+    "the same, logprobs 0 to 5": tuple(shaped(row, logprobs=row % 6) for row in range(ROWS)),
+    "the same, top_p and top_k": tuple(
+        shaped(row, top_p=0.9 + row / 200, top_k=20 + row) for row in range(ROWS)
+    ),
+    "greedy, logprobs 0 to 5": tuple(SamplingParams(temperature=0, logprobs=row % 6) for row in range(ROWS)),
 }
 
 
-class Rows:
-    """Sixteen rows on a runner, decoding for ever."""
+@dataclass(frozen=True)
+class Subject:
+    """What is measured."""
 
-    def __init__(self, runner: Runner, settings: Sequence[SamplingParams], prompt: int, vocab: int) -> None:
+    runner: Runner
+    vocab: int
+    name: str
+    constraint: Constraint | None
+    """None where there is no tokenizer."""
+
+
+@contextmanager
+def subject(arguments: argparse.Namespace) -> Iterator[Subject]:
+    if arguments.shape is not None:
+        shape = SHAPES[arguments.shape]
+        _, runner = make_runner(build(shape, mx.bfloat16), shape.vocab_size)
+        made = Subject(runner, shape.vocab_size, f"{shape.name}, random bf16 weights", None)
+    else:
+        source = resolve_model(arguments.model)
+        loaded = load_model(source.folder, source.served_name)
+        assert loaded.constraints is not None
+        constraint = loaded.constraints.compile(Json(SCHEMA), "schema")
+        made = Subject(loaded.runner, loaded.tokenizer.vocab_size, source.served_name, constraint)
+    try:
+        yield made
+    finally:
+        made.runner.close()
+
+
+class Rows:
+    """Sixteen rows on a runner."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        settings: Sequence[SamplingParams],
+        constraints: Sequence[Constraint | None],
+        prompt: int,
+        vocab: int,
+    ) -> None:
         self._runner = runner
         self._settings = settings
+        self._constraints = constraints
         self._prompts = [
             tuple((7 * row + 31 * place) % vocab for place in range(prompt)) for row in range(len(settings))
         ]
-        self._numbers = count(1)
 
-    def measure(self, steps: int, ids: Sequence[int]) -> list[float]:
+    def measure(self, steps: int, ids: Sequence[int], numbers: Iterator[int]) -> list[float]:
         """Milliseconds of each step, after the prompts and the first three steps."""
+        clock = time.process_time if mx.default_device() == mx.cpu else time.perf_counter
+
+        def step(**parts: object) -> None:
+            result = self._runner.step(StepPlan(next(numbers), **parts))  # type: ignore[arg-type]
+            assert result is None or not (result.failed or result.lost)
+
         admit = tuple(
-            NewRow(id, params, params.seed or 0, known=prompt if params.counts_tokens else ())
-            for id, params, prompt in zip(ids, self._settings, self._prompts, strict=True)
+            NewRow(id, params, params.seed or 0, known=prompt, constraint=constraint)
+            for id, params, prompt, constraint in zip(
+                ids, self._settings, self._prompts, self._constraints, strict=True
+            )
         )
-        spans = tuple(Span(id, 0, prompt, True) for id, prompt in zip(ids, self._prompts, strict=True))
-        self._step(admit=admit, prefill=spans)
+        step(admit=admit, prefill=tuple(Span(new.row, 0, new.known, True) for new in admit))
         times: list[float] = []
         for _ in range(steps + 3):
-            start = time.perf_counter()
-            self._step(decode=tuple(ids))
-            times.append((time.perf_counter() - start) * 1000)
-        self._step(release=tuple(ids))
+            start = clock()
+            step(decode=tuple(ids))
+            times.append((clock() - start) * 1000)
+        step(release=tuple(ids))
         return times[3:]
 
-    def _step(self, **parts: object) -> None:
-        result = self._runner.step(StepPlan(next(self._numbers), **parts))  # type: ignore[arg-type]
-        assert result is None or not (result.failed or result.lost)
 
-
-def run(arguments: argparse.Namespace) -> dict[str, float]:
-    source = resolve_model(arguments.model)
-    loaded = load_model(source.folder, source.served_name)
-    ids = count(1)
-    rows = {
-        name: Rows(loaded.runner, settings, arguments.prompt, loaded.tokenizer.vocab_size)
-        for name, settings in SETS.items()
-    }
+def measure(subject: Subject, arguments: argparse.Namespace) -> dict[str, float]:
+    """Median milliseconds of a step, by set."""
+    ids, numbers = count(1), count(1)
+    rows: dict[str, Rows] = {}
+    for name, settings in SETS.items():
+        constraints: list[Constraint | None] = [None] * ROWS
+        if name == CONSTRAINED:
+            if subject.constraint is None:
+                continue
+            constraints = [subject.constraint if row % 2 else None for row in range(ROWS)]
+        rows[name] = Rows(subject.runner, settings, constraints, arguments.prompt, subject.vocab)
     times: dict[str, list[float]] = {name: [] for name in rows}
     for _ in range(arguments.rounds):
         for name, each in rows.items():
-            times[name] += each.measure(arguments.steps, [next(ids) for _ in range(ROWS)])
-    loaded.runner.close()
+            times[name] += each.measure(arguments.steps, [next(ids) for _ in range(ROWS)], numbers)
     return {name: statistics.median(each) for name, each in times.items()}
 
 
-def section(medians: dict[str, float], arguments: argparse.Namespace) -> str:
+def section(subject: Subject, medians: dict[str, float], arguments: argparse.Namespace) -> str:
     greedy, drawn = list(medians.values())[:2]
-    where = machine() if mx.default_device() == mx.cpu else mx.device_info()["device_name"]
+    where = machine() if mx.default_device() == mx.cpu else str(mx.device_info()["device_name"])
+    which = f" --shape {arguments.shape}" if arguments.shape else ""
     return "\n\n".join(
         [
-            "## Rows with settings of their own",
-            f"`python bench/settings.py --rounds {arguments.rounds} --steps {arguments.steps} "
+            f"## Rows with settings of their own: {subject.name}",
+            f"`python bench/settings.py{which} --rounds {arguments.rounds} --steps {arguments.steps} "
             f"--prompt {arguments.prompt}`; {where}, mlx {package_version('mlx')}; "
-            f"chairlift {revision() or 'revision unknown'}.",
-            f"On {arguments.model or 'the embedded model'}, prompts of {arguments.prompt} tokens; the "
-            "runner's decode step, median.",
+            f"chairlift {arguments.revision or revision() or 'revision unknown'}.",
+            f"The runner's decode step, prompts of {arguments.prompt} tokens, median of all rounds"
+            + ("; processor time." if mx.default_device() == mx.cpu else "."),
             table(
-                ["16 rows", "step ms", "of greedy", "of drawn"],
+                [f"{ROWS} rows", "step ms", "of plain greedy", "of plain drawn"],
                 [
-                    [name, f"{value:.1f}", f"{value / greedy:.2f}", f"{value / drawn:.2f}"]
+                    [name, f"{value:.2f}", f"{value / greedy:.2f}", f"{value / drawn:.2f}"]
                     for name, value in medians.items()
                 ],
             ),
@@ -129,13 +177,16 @@ def section(medians: dict[str, float], arguments: argparse.Namespace) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--model", help="a folder, a GGUF file or a hub name; the embedded model if left out")
+    parser.add_argument("--shape", choices=sorted(SHAPES), help="random weights instead")
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--prompt", type=int, default=8)
+    parser.add_argument("--prompt", type=int, default=8, help="tokens")
+    parser.add_argument("--revision", help="where git does not know it")
     parser.add_argument("--results", type=Path, default=RESULTS)
     arguments = parser.parse_args()
-    text = section(run(arguments), arguments)
-    write_section(arguments.results, "settings", text)
+    with subject(arguments) as made:
+        text = section(made, measure(made, arguments), arguments)
+    write_section(arguments.results, f"settings-{arguments.shape}" if arguments.shape else "settings", text)
     print(text)
 
 
