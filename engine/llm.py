@@ -187,7 +187,9 @@ class LLM:
         return self.tokenizer.apply_chat_template(
             [dict(message) for message in messages],
             tools=tools,
+            documents=(),
             add_generation_prompt=add_generation_prompt,
+            continue_final_message=False,
             **arguments,
         )
 

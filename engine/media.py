@@ -52,7 +52,9 @@ class MediaProcessor(Protocol):
         images: Sequence[ImageInput],
         *,
         tools: list[dict[str, object]] | None = None,
+        documents: Sequence[dict[str, object]] = (),
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         **kwargs: object,
     ) -> tuple[list[int], PreparedMedia]:
         """Token ids, image tokens expanded, and the arrays that go with them.

@@ -5,7 +5,7 @@ All plain Python values: a plan or a result may cross threads.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -268,13 +268,19 @@ class Tokenizer(Protocol):
         messages: list[dict[str, object]],
         *,
         tools: list[dict[str, object]] | None = None,
+        documents: Sequence[dict[str, object]] = (),
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         **kwargs: object,
     ) -> list[int]:
         """Token ids of the rendered conversation, special tokens as the template writes them.
 
+        Args:
+            continue_final_message: the prompt ends with the last message's text.
+
         Raises:
-            InvalidParameter: the template refused the conversation; the message is the template's own.
+            InvalidParameter: the template refused the conversation, in its own words, or has no place for a
+                part of it.
         """
         ...
 

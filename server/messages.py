@@ -10,9 +10,17 @@ from chairlift.engine.errors import InvalidParameter
 from chairlift.engine.media import ImageInput, MediaProcessor, PreparedMedia
 from chairlift.engine.plan import Tokenizer
 from chairlift.server.body import check_json
-from chairlift.server.errors import APIError, invalid, unsupported
+from chairlift.server.errors import APIError, invalid, shorten, unsupported
 from chairlift.server.media.images import ImageReference
-from chairlift.server.wire.chat import ChatRequest, ImagePart, Message, Part, TextPart
+from chairlift.server.wire.chat import (
+    ChatRequest,
+    ImagePart,
+    Message,
+    Part,
+    RefusalPart,
+    TextPart,
+    ThinkingPart,
+)
 
 logger = logging.getLogger("chairlift.server")
 
@@ -51,11 +59,15 @@ def image_references(wire: ChatRequest) -> list[ImageReference]:
 
 
 def characters(message: Message) -> int:
-    """Of a message's text, images aside."""
+    """Of a message's text, calls and thoughts, images aside."""
     content = message.content or ""
-    if isinstance(content, str):
-        return len(content)
-    return sum(len(part.text) for part in content if isinstance(part, TextPart))
+    texts = [content] if isinstance(content, str) else [_written(part) for part in content]
+    calls = [call.function.arguments for call in message.tool_calls or ()]
+    return sum(map(len, (*texts, *calls, message.reasoning_content or "", message.reasoning or "")))
+
+
+def _written(part: Part) -> str:
+    return part.thinking if isinstance(part, ThinkingPart) else _text(part)
 
 
 def _reference(part: ImagePart, param: str) -> ImageReference:
@@ -73,7 +85,6 @@ def render(
     *,
     tools: Sequence[dict[str, object]] = (),
     variables: Mapping[str, object] | None = None,
-    add_generation_prompt: bool = True,
 ) -> tuple[list[int], PreparedMedia | None]:
     """Token ids of the prompt, and its images for the model.
 
@@ -88,24 +99,34 @@ def render(
         raise invalid(
             "This model has no chat template; use /v1/completions.", "messages", "unsupported_value"
         )
-    for name in wire.chat_template_kwargs or ():
-        if name in RESERVED_TEMPLATE_KWARGS:
-            param = f"chat_template_kwargs.{name}"
-            raise unsupported(param, f"{param} is reserved.")
+    _check_variables(wire, tokenizer)
     kwargs = (wire.chat_template_kwargs or {}) if variables is None else variables
     offered = list(tools) or None
+    add_generation_prompt, continue_final_message = end_of_prompt(wire)
     messages = [_template_message(message, index, max_depth) for index, message in enumerate(wire.messages)]
+    documents: list[dict[str, object]] = [dict(document) for document in wire.documents or []]
     try:
         if processor is None:
             return tokenizer.apply_chat_template(
-                messages, tools=offered, add_generation_prompt=add_generation_prompt, **kwargs
+                messages,
+                tools=offered,
+                documents=documents,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                **kwargs,
             ), None
         tokens, media = processor.prepare(
-            messages, images, tools=offered, add_generation_prompt=add_generation_prompt, **kwargs
+            messages,
+            images,
+            tools=offered,
+            documents=documents,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            **kwargs,
         )
         return tokens, media if media.digests else None
     except InvalidParameter as error:
-        known = error.param.startswith("messages")
+        known = error.param.startswith(("messages", "tools", "documents"))
         raise invalid(error.message, error.param if known else "messages", "invalid_value") from None
     except Exception:
         # A template is a program that came with the model and runs on what the client sent. What it cannot
@@ -114,6 +135,52 @@ def render(
         raise invalid(
             "The chat template could not render these messages.", "messages", "invalid_value"
         ) from None
+
+
+def _check_variables(wire: ChatRequest, tokenizer: Tokenizer) -> None:
+    """Raises: APIError for one that is not the template's, or that it does not read."""
+    for name, value in (wire.chat_template_kwargs or {}).items():
+        param = f"chat_template_kwargs.{shorten(name)}"
+        if name in RESERVED_TEMPLATE_KWARGS:
+            raise unsupported(param, f"{param} is reserved.")
+        # One that is false or null asks for nothing: `enable_thinking` goes to models of all kinds.
+        if value in (None, False) or not any(tokenizer.chat_templates):
+            continue
+        if not tokenizer.template_mentions(name):
+            raise unsupported(param, f"The model's chat template has no variable {shorten(name)}.")
+
+
+def text_gone_on_with(wire: ChatRequest) -> str | None:
+    """The answer's text that stands in the prompt already."""
+    if not end_of_prompt(wire)[1]:
+        return None
+    content = wire.messages[-1].content or ""
+    return content if isinstance(content, str) else "\n".join(map(_written, content))
+
+
+def end_of_prompt(wire: ChatRequest) -> tuple[bool, bool]:
+    """`add_generation_prompt` and `continue_final_message`: an assistant's message at the end is gone on
+    with, unless the client says otherwise."""
+    last = wire.messages[-1]
+    called = bool(last.tool_calls or last.function_call)
+    if wire.continue_final_message:
+        if wire.add_generation_prompt:
+            raise invalid(
+                "continue_final_message and add_generation_prompt cannot both be true.",
+                "continue_final_message",
+                "invalid_value",
+            )
+        if called:
+            raise invalid(
+                "The last message ends with tool calls, which cannot be continued.",
+                "continue_final_message",
+                "invalid_value",
+            )
+        return False, True
+    untold = wire.continue_final_message is None and wire.add_generation_prompt is None
+    if last.role == "assistant" and not called and untold:
+        return False, True
+    return wire.add_generation_prompt is not False, False
 
 
 def _template_message(message: Message, index: int, max_depth: int) -> dict[str, object]:
@@ -128,8 +195,8 @@ def _template_message(message: Message, index: int, max_depth: int) -> dict[str,
         rendered["name"] = message.name
     if message.tool_call_id is not None:
         rendered["tool_call_id"] = message.tool_call_id
-    if message.reasoning_content is not None:
-        rendered["reasoning_content"] = message.reasoning_content
+    if (thoughts := _thoughts(message)) is not None:
+        rendered["reasoning_content"] = thoughts
     if message.function_call is not None:
         call = message.function_call
         rendered["function_call"] = {"name": call.name, "arguments": call.arguments}
@@ -148,25 +215,44 @@ def _template_message(message: Message, index: int, max_depth: int) -> dict[str,
     return rendered
 
 
+def _thoughts(message: Message) -> str | None:
+    if message.reasoning_content is not None:
+        return message.reasoning_content
+    if message.reasoning is not None:
+        return message.reasoning
+    parts = message.content if isinstance(message.content, list) else []
+    thoughts = [part.thinking for part in parts if isinstance(part, ThinkingPart)]
+    return "\n".join(thoughts) if thoughts else None
+
+
 def _content(message: Message, param: str) -> str | list[dict[str, object]]:
     content = message.content
-    if content is None:
+    if content is None or content == []:
+        # An answer may hold calls alone, and a tool may have nothing to say.
         if message.role == "assistant":
             return message.refusal or ""
-        raise invalid(f"Missing required parameter: {param}.", param, "missing_required_parameter")
+        if content == [] and message.role == "tool":
+            return ""
+        if content is None:
+            raise invalid(f"Missing required parameter: {param}.", param, "missing_required_parameter")
+        raise invalid(f"{param} must hold at least one part.", param, "invalid_value")
     if isinstance(content, str):
         return content
-    if not content:
-        raise invalid(f"{param} must hold at least one part.", param, "invalid_value")
-    if any(isinstance(part, ImagePart) for part in content):
+    said: list[TextPart | RefusalPart | ImagePart] = []
+    for at, part in enumerate(content):
+        if not isinstance(part, ThinkingPart):
+            said.append(part)
+        elif message.role != "assistant":
+            raise unsupported(f"{param}[{at}]", f"thinking parts are an assistant's; {param}[{at}] is none.")
+    if any(isinstance(part, ImagePart) for part in said):
         return [
             {"type": "image"} if isinstance(part, ImagePart) else {"type": "text", "text": _text(part)}
-            for part in content
+            for part in said
         ]
-    return "\n".join(map(_text, content))
+    return "\n".join(map(_text, said))
 
 
-def _text(part: Part) -> str:
+def _text(part: TextPart | RefusalPart | ImagePart) -> str:
     if isinstance(part, ImagePart):
         return ""
     return part.text if isinstance(part, TextPart) else part.refusal

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from chairlift.engine.embedding.types import EmbeddingModelInfo, Task
 from chairlift.engine.engine import EngineConfig
@@ -24,6 +25,8 @@ class ServeOptions:
     """Tokens of prompt and answer together; None is the model's own context."""
     kv_cache_dtype: str = "auto"
     """Type that keys and values are kept in: the model's own, int8 or int4."""
+    chat_template: Path | None = None
+    """A file of Jinja in place of the model's own template."""
     host: str = "127.0.0.1"
     port: int = 8000
     """0 takes a free one."""

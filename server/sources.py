@@ -47,6 +47,7 @@ def generation_factory(options: ServeOptions, source: ModelSource) -> Callable[[
         dtype=options.dtype,
         max_model_len=options.max_model_len,
         kv_cache_dtype=options.kv_cache_dtype,
+        chat_template=options.chat_template,
     )
 
 

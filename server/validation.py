@@ -20,7 +20,7 @@ from chairlift.server.body import parse
 from chairlift.server.choices import Choices, choices_of
 from chairlift.server.errors import invalid, model_not_found, unsupported
 from chairlift.server.media.images import ImageReference
-from chairlift.server.messages import characters, image_references, render
+from chairlift.server.messages import characters, image_references, render, text_gone_on_with
 from chairlift.server.reasoning import template_variables
 from chairlift.server.sampling import check_vocabulary, sampling_params
 from chairlift.server.settings import ServerSettings
@@ -79,6 +79,7 @@ def check_chat(wire: ChatRequest, tokenizer: Tokenizer, info: ModelInfo, *, take
     _check_common(wire, info)
     if not wire.messages:
         raise invalid("messages must hold at least one message.", "messages", "invalid_value")
+    check_room(len(wire.messages), "messages", info, "messages")
     check_room(sum(map(characters, wire.messages)), "characters", info, "messages")
     if wire.top_logprobs is not None and not wire.logprobs:
         raise invalid("top_logprobs is only allowed when logprobs is true.", "top_logprobs", "invalid_value")
@@ -131,7 +132,11 @@ def prepare_chat(
         raise invalid("The chat template made an empty prompt of messages.", "messages", "invalid_value")
     if offer.forced:
         raise unsupported("tool_choice", "This value of tool_choice is not supported.")
-    prefix = output.prefix(tokenizer.decode(prompt[-TAIL:], skip_special_tokens=False))
+    said = text_gone_on_with(wire)
+    if said is None:
+        prefix = output.prefix(tokenizer.decode(prompt[-TAIL:], skip_special_tokens=False))
+    else:
+        prefix = output.opened(said)
     request = Request(request_id, tuple(prompt), chat.sampling, media=media, visible_token_ids=output.visible)
     return Prepared(
         chat.choices.requests([request]),

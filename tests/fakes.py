@@ -13,6 +13,8 @@ import zlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from chairlift.engine.chat.conversation import Conversation
+from chairlift.engine.chat.template import ChatTemplate
 from chairlift.engine.errors import InvalidParameter
 from chairlift.engine.media import MediaProcessor
 from chairlift.engine.plan import (
@@ -44,6 +46,7 @@ class FakeTokenizer:
         template: what the template's text is said to be; conversations are rendered as ChatML in any case.
         opens: what the template writes at the end of the prompt, behind the assistant's name.
         specials: further special tokens.
+        jinja: a real chat template, which renders conversations.
     """
 
     tool_parser: str | None = None
@@ -56,10 +59,12 @@ class FakeTokenizer:
         template: str = "",
         opens: str = "",
         specials: Sequence[str] = (),
+        jinja: str | None = None,
     ) -> None:
         self.refuse = refuse
+        self.template = None if jinja is None else ChatTemplate(jinja, {"bos_token": "", "eos_token": ""})
         self.has_chat_template = chat_template
-        self.chat_templates = (template,) if chat_template else ()
+        self.chat_templates = (template if jinja is None else jinja,) if chat_template else ()
         self.opens = opens
         self._specials = {**SPECIALS, **{260 + index: text for index, text in enumerate(specials)}}
         self.template_arguments: list[dict[str, object]] = []
@@ -112,15 +117,23 @@ class FakeTokenizer:
         messages: list[dict[str, object]],
         *,
         tools: list[dict[str, object]] | None = None,
+        documents: Sequence[dict[str, object]] = (),
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         **kwargs: object,
     ) -> list[int]:
         self.template_arguments.append({"tools": tools, **kwargs})
         if self.refuse is not None:
             raise InvalidParameter("messages", self.refuse)
+        if self.template is not None:
+            end = (add_generation_prompt, continue_final_message)
+            said = Conversation(tuple(messages), tuple(tools or ()), tuple(documents), *end, kwargs)
+            return self.encode(self.template.render(said))
         tokens: list[int] = []
         for message in messages:
             tokens += [START, *self.encode(f"{message['role']}\n{message['content']}"), END, *b"\n"]
+        if continue_final_message:
+            del tokens[-2:]
         if add_generation_prompt:
             tokens += [START, *self.encode("assistant\n" + self.opens)]
         return tokens

@@ -21,7 +21,7 @@ from chairlift.engine.errors import ModelUnavailable
 from chairlift.engine.models.build import make_runner
 from chairlift.engine.models.images import Eyes
 from chairlift.engine.models.quantization import AUTO, KV_TYPES, cache_factory
-from chairlift.engine.models.tokenizer import load_tokenizer
+from chairlift.engine.models.tokenizer import load_tokenizer, read_template
 from chairlift.engine.models.vision_loader import load_images, load_seeing_model, needs_mlx_vlm
 from chairlift.engine.models.warm import warm_up
 from chairlift.engine.plan import LoadedModel, ModelInfo
@@ -41,6 +41,7 @@ def load_model(
     dtype: str | None = None,
     max_model_len: int | None = None,
     kv_cache_dtype: str = AUTO,
+    chat_template: Path | None = None,
 ) -> LoadedModel:
     """Load a model folder in mlx-lm's format.
 
@@ -51,6 +52,7 @@ def load_model(
             half precision is many times slower) and the folder's own elsewhere.
         max_model_len: tokens of prompt and answer together, at most the model's own context.
         kv_cache_dtype: "auto", "int8" or "int4" (docs/kv-cache.md).
+        chat_template: a file of Jinja in place of the model's own.
 
     Raises:
         ModelUnavailable: the folder cannot be read as a model, or not served as asked; one line.
@@ -59,7 +61,8 @@ def load_model(
         raise ModelUnavailable(
             f"--kv-cache-dtype {kv_cache_dtype} is unknown; choose from {', '.join(KV_TYPES)}."
         )
-    tokenizer = load_tokenizer(folder)
+    template = None if chat_template is None else read_template(chat_template)
+    tokenizer = load_tokenizer(folder, template)
     try:
         model, config = _load(folder)
     except ModelUnavailable:
@@ -77,7 +80,7 @@ def load_model(
         context = max_model_len
     vocab, family = vocab_size(config, tokenizer.vocab_size), str(config.get("model_type", ""))
     try:
-        processor = load_images(folder, model)
+        processor = load_images(folder, model, template)
         sight = Eyes(model.inner) if processor is not None else None
         finding, runner = make_runner(
             model, vocab, sight=sight, kv_cache_dtype=kv_cache_dtype, marks=marks_of(tokenizer)

@@ -17,9 +17,12 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from chairlift.engine.chat.control_tokens import ControlTokens, has_marks
+from chairlift.engine.chat.conversation import Conversation, Message
+from chairlift.engine.chat.template import ChatTemplate
 from chairlift.engine.errors import InvalidParameter, ModelUnavailable
 from chairlift.engine.media import ImageInput, PreparedMedia
-from chairlift.engine.models.tokenizer import render_chat
+from chairlift.engine.models.tokenizer import check_variables, special_tokens
 
 logger = logging.getLogger("chairlift.engine")
 
@@ -32,10 +35,13 @@ tokens."""
 _PROBE = "probe"
 
 
-def load_processor(folder: Path) -> FolderProcessor:
+def load_processor(folder: Path, chat_template: str | None = None) -> FolderProcessor:
     """The processor of a vision model's folder: its tokenizer, chat template and image preprocessing.
 
     Code in the folder is not run.
+
+    Args:
+        chat_template: in place of the folder's own; Jinja text.
 
     Raises:
         ModelUnavailable: files are missing or cannot be read, or the family's preprocessing cannot run here.
@@ -56,6 +62,8 @@ def load_processor(folder: Path) -> FolderProcessor:
         raise ModelUnavailable(f"{folder} has no processor that takes images.")
     if legacy is not None and issubclass(legacy, BaseImageProcessor):
         raise ModelUnavailable(f"Images are not supported for {config.get('model_type')}.")
+    if chat_template is not None:
+        processor.chat_template = chat_template
     return FolderProcessor(processor, config)
 
 
@@ -76,6 +84,8 @@ class FolderProcessor:
         self._imaging = threading.Lock()
         self._image_token_id = _image_token_id(processor, config)
         self._has_chat_template = template is not None
+        self._template = ChatTemplate(template or "", special_tokens(self._tokenizer.own))
+        self._control_tokens = ControlTokens(self._tokenizer.own, self._template.text)
         self._takes_strings = self._takes_parts = False
         self._marker = ""
         if self._has_chat_template:
@@ -89,7 +99,9 @@ class FolderProcessor:
         images: Sequence[ImageInput],
         *,
         tools: list[dict[str, object]] | None = None,
+        documents: Sequence[dict[str, object]] = (),
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         **kwargs: object,
     ) -> tuple[list[int], PreparedMedia]:
         """See `MediaProcessor.prepare`. `kwargs` are variables for the template.
@@ -106,7 +118,22 @@ class FolderProcessor:
             )
         if images:
             self._check_texts(messages)
-        rendered = self._render(messages, tools, add_generation_prompt, **kwargs)
+        check_variables(kwargs)
+        conversation, marked = self._control_tokens.marked(
+            Conversation(
+                tuple(messages),
+                tuple(tools or ()),
+                tuple(documents),
+                add_generation_prompt,
+                continue_final_message,
+                kwargs,
+            )
+        )
+        rendered = self._template.render(
+            conversation.having([self._readable(message) for message in conversation.messages])
+        )
+        if not images and marked:
+            return self._tokenizer.marked_ids(rendered, self._control_tokens), PreparedMedia()
         if not images:
             return self._tokenizer.ids(rendered), PreparedMedia()
         room = rendered.count(self._marker) if self._marker else 0
@@ -123,28 +150,15 @@ class FolderProcessor:
             inputs["pixel_values"] = inputs.pop("images")
         return ids, PreparedMedia(inputs, tuple(image.digest for image in images), tokens)
 
-    def _render(
-        self,
-        messages: list[dict[str, object]],
-        tools: list[dict[str, object]] | None,
-        add_generation_prompt: bool,
-        **kwargs: object,
-    ) -> str:
-        conversation = [{**message, "content": self._content(message["content"])} for message in messages]
-        with self._tokenizer.turn:
-            return render_chat(
-                self._tokenizer.own,
-                conversation,
-                tools=tools,
-                add_generation_prompt=add_generation_prompt,
-                **kwargs,
-            )
+    def _readable(self, message: Message) -> Message:
+        return {**message, "content": self._content(message.get("content"))}
 
     def _content(self, content: object) -> object:
         """The content in the form that the template reads: a string, or a list of parts."""
         if isinstance(content, str):
             return content if self._takes_strings else [{"type": "text", "text": content}]
-        assert isinstance(content, list)
+        if not isinstance(content, list):
+            return content
         if self._takes_parts:
             return content
         return "".join(part["text"] if part["type"] == "text" else f"{self._marker}\n" for part in content)
@@ -172,16 +186,10 @@ class FolderProcessor:
             self._marker = known[0]
 
     def _try(self, content: object) -> str:
-        with self._tokenizer.turn:
-            try:
-                return render_chat(
-                    self._tokenizer.own,
-                    [{"role": "user", "content": content}],
-                    tools=None,
-                    add_generation_prompt=True,
-                )
-            except InvalidParameter:
-                return ""
+        try:
+            return self._template.written(Conversation(({"role": "user", "content": content},)))
+        except InvalidParameter:
+            return ""
 
     def _check_texts(self, messages: list[dict[str, object]]) -> None:
         for index, message in enumerate(messages):
@@ -267,14 +275,30 @@ class _TurnTaking:
         return getattr(self.own, name)
 
     def __call__(self, text: Any = None, *arguments: Any, **options: Any) -> Any:
-        first = text[0] if isinstance(text, list | tuple) and text else text
-        begins = self.own.bos_token is not None and str(first).startswith(self.own.bos_token)
-        options["add_special_tokens"] = not begins
+        first = str(text[0] if isinstance(text, list | tuple) and text else text)
+        options["add_special_tokens"] = not self._begins(first)
         with self.turn:
+            if has_marks(first):
+                options.update(add_special_tokens=False, sanitize_control_tokens=True)
+                before = "" if self._begins(first) else self._beginning()
+                text = [before + first] if isinstance(text, list | tuple) else before + first
             return self.own(text, *arguments, **options)
 
     def ids(self, text: str) -> list[int]:
         return [int(token) for token in self(text)["input_ids"]]
+
+    def marked_ids(self, text: str, control_tokens: ControlTokens) -> list[int]:
+        with self.turn:
+            before = "" if self._begins(text) else self._beginning()
+            return control_tokens.encode(before + text)
+
+    def _begins(self, text: str) -> bool:
+        return self.own.bos_token is not None and text.startswith(self.own.bos_token)
+
+    def _beginning(self) -> str:
+        """What the tokenizer itself puts before a text."""
+        special = [int(token) for token in self.own("")["input_ids"]]
+        return str(self.own.bos_token) if special[:1] == [self.own.bos_token_id] else ""
 
 
 def _image_token_id(processor: Any, config: dict[str, Any]) -> int:

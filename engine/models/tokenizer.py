@@ -5,21 +5,22 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
-import re
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jinja2
 from llguidance import LLTokenizer
 
+from chairlift.engine.chat.control_tokens import ControlTokens
+from chairlift.engine.chat.conversation import Conversation
+from chairlift.engine.chat.template import ChatTemplate, Source
 from chairlift.engine.errors import InvalidParameter, ModelUnavailable
 
-_RESERVED = frozenset(
+RESERVED_VARIABLES = frozenset(
     {
         "chat_template",
-        "continue_final_message",
         "conversation",
         "max_length",
         "messages",
@@ -35,11 +36,14 @@ _RESERVED = frozenset(
 """Arguments of transformers' `apply_chat_template` itself, which are not for the template to see."""
 
 
-def load_tokenizer(folder: Path) -> HFTokenizer:
+def load_tokenizer(folder: Path, chat_template: str | None = None) -> HFTokenizer:
     """The tokenizer of a model folder.
 
+    Args:
+        chat_template: in place of the folder's own; Jinja text.
+
     Raises:
-        ModelUnavailable: its files are missing or cannot be read.
+        ModelUnavailable: its files are missing or cannot be read, or `chat_template` is no Jinja.
     """
     from mlx_lm.utils import load_tokenizer as load
 
@@ -51,7 +55,32 @@ def load_tokenizer(folder: Path) -> HFTokenizer:
     except Exception as error:  # transformers raises whatever its parsers do
         reason = str(error).partition("\n")[0] or type(error).__name__
         raise ModelUnavailable(f"The tokenizer of {folder} cannot be loaded: {reason}") from error
+    if chat_template is not None:
+        _check_template(chat_template)
+        wrapper._tokenizer.chat_template = chat_template
+        wrapper._chat_template = None
+        wrapper.has_chat_template = True
     return HFTokenizer(wrapper)
+
+
+def read_template(file: Path) -> str:
+    """The text of a chat template. Raises: ModelUnavailable where it cannot be read."""
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not text in UTF-8"
+        raise ModelUnavailable(f"The chat template {file} cannot be read: {reason}.") from error
+
+
+def _check_template(text: str) -> None:
+    try:
+        ChatTemplate(text).written(Conversation(({"role": "user", "content": "a"},)))
+    except InvalidParameter as refusal:  # which a template may have reasons for; only its grammar is judged
+        error = refusal.__cause__
+        if isinstance(error, jinja2.TemplateSyntaxError):
+            raise ModelUnavailable(
+                f"The chat template is no Jinja: {error.message} (line {error.lineno})."
+            ) from error
 
 
 def configured_eos(folder: Path) -> frozenset[int]:
@@ -77,16 +106,15 @@ class HFTokenizer:
     """
 
     def __init__(self, wrapper: Any) -> None:
-        # The wrapper's own apply_chat_template sets `enable_thinking` whether the caller did or not; what a
-        # template does by default is its own business, so transformers' method is used where there is one.
         self._tokenizer = wrapper._tokenizer
         # It would warn of prompts beyond the model's context, which the engine refuses.
         self._tokenizer.deprecation_warnings["sequence-length-is-longer-than-the-specified-maximum"] = True
-        self._renders = wrapper if wrapper._chat_template is not None else self._tokenizer
         self._decoder = copy.deepcopy(self._tokenizer)
         self._encoding = threading.Lock()
         self._decoding = threading.Lock()
         self._has_chat_template = bool(wrapper.has_chat_template)
+        self._template = ChatTemplate(_template_source(wrapper), special_tokens(self._tokenizer))
+        self._control_tokens = ControlTokens(self._tokenizer, self._template.text)
         self._eos_token_ids = frozenset(int(token) for token in wrapper.eos_token_ids)
         self._vocab_size = len(self._tokenizer)
         self._special_tokens = {
@@ -149,12 +177,7 @@ class HFTokenizer:
 
     @property
     def chat_templates(self) -> tuple[str, ...]:
-        template = self._tokenizer.chat_template
-        texts = template.values() if isinstance(template, dict) else [template]
-        return tuple(text for text in texts if isinstance(text, str))
-
-    def template_mentions(self, variable: str) -> bool:
-        return any(re.search(rf"\b{re.escape(variable)}\b", text) for text in self.chat_templates)
+        return self._template.texts
 
     @property
     def tool_parser(self) -> str | None:
@@ -164,10 +187,7 @@ class HFTokenizer:
     @property
     def chat_template(self) -> str | None:
         """The template's text; None where there is none or where it is Python code."""
-        template = self._tokenizer.chat_template
-        if isinstance(template, dict):
-            template = template.get("default")
-        return template if isinstance(template, str) else None
+        return self._template.text
 
     @property
     def chat_template_hash(self) -> str | None:
@@ -175,18 +195,26 @@ class HFTokenizer:
         template = self.chat_template
         return None if template is None else hashlib.sha256(template.encode()).hexdigest()
 
+    def template_mentions(self, variable: str) -> bool:
+        """Whether the chat template may read this variable."""
+        return self._template.mentions(variable)
+
     def apply_chat_template(
         self,
         messages: list[dict[str, object]],
         *,
         tools: list[dict[str, object]] | None = None,
+        documents: Sequence[dict[str, object]] = (),
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         **kwargs: object,
     ) -> list[int]:
         """Token ids of the rendered conversation; `kwargs` are variables for the template.
 
+        Control tokens that stand in the conversation's own text are encoded as text.
+
         Raises:
-            InvalidParameter: `messages`: the template refused them, in its own words;
+            InvalidParameter: `messages…`, `tools`, `documents`: as `ChatTemplate.render`;
                 `chat_template_kwargs`: a name that is not the template's.
         """
         if not self._has_chat_template:
@@ -194,44 +222,42 @@ class HFTokenizer:
                 "messages",
                 "The model has no chat template; use /v1/completions with a prompt of its own form.",
             )
-        with self._encoding:
-            rendered = render_chat(
-                self._renders, messages, tools=tools, add_generation_prompt=add_generation_prompt, **kwargs
+        check_variables(kwargs)
+        conversation, marked = self._control_tokens.marked(
+            Conversation(
+                tuple(messages),
+                tuple(tools or ()),
+                tuple(documents),
+                add_generation_prompt,
+                continue_final_message,
+                kwargs,
             )
-        return self.encode(rendered, add_special_tokens=False)
-
-
-def render_chat(
-    renderer: Any,
-    messages: list[dict[str, object]],
-    *,
-    tools: list[dict[str, object]] | None,
-    add_generation_prompt: bool,
-    **kwargs: object,
-) -> str:
-    """The conversation as the template of `renderer`, a transformers tokenizer, writes it.
-
-    Raises:
-        InvalidParameter: as `HFTokenizer.apply_chat_template`.
-    """
-    for name in sorted(_RESERVED.intersection(kwargs)):
-        raise InvalidParameter("chat_template_kwargs", f"chat_template_kwargs may not set {name!r}.")
-    # Templates may add to what they are given, and the caller's request is not theirs to change.
-    conversation, tools = copy.deepcopy((messages, tools))
-    try:
-        rendered: str = renderer.apply_chat_template(
-            conversation,
-            tools=tools or None,
-            add_generation_prompt=add_generation_prompt,
-            tokenize=False,
-            **kwargs,
         )
-    except jinja2.TemplateError as error:  # raise_exception() is one too
-        reason = (error.message or type(error).__name__).strip()
-        raise InvalidParameter("messages", f"The model's chat template refused: {reason}") from error
-    except Exception as error:  # an expression of the template that met a value of another type
-        reason = str(error).partition("\n")[0] or type(error).__name__
-        raise InvalidParameter(
-            "messages", f"The model's chat template cannot render this conversation: {reason}"
-        ) from error
-    return rendered
+        rendered = self._template.render(conversation)
+        if not marked:
+            return self.encode(rendered, add_special_tokens=False)
+        with self._encoding:
+            return self._control_tokens.encode(rendered)
+
+
+def _template_source(wrapper: Any) -> Source:
+    """The wrapper's own `apply_chat_template` sets `enable_thinking` whether the caller did or not; what a
+    template does by default is its own business, so the wrapper renders only what it brings itself."""
+    tokenizer = wrapper._tokenizer
+    if wrapper._chat_template is not None:
+        renderer: Source = wrapper.apply_chat_template
+        return renderer
+    if tokenizer.chat_template is None and wrapper.has_chat_template:  # a tokenizer class that renders
+        renderer = tokenizer.apply_chat_template
+        return renderer
+    return tokenizer.chat_template or ""
+
+
+def special_tokens(tokenizer: Any) -> dict[str, object]:
+    return dict(getattr(tokenizer, "special_tokens_map", {}))
+
+
+def check_variables(names: dict[str, object]) -> None:
+    """Raises: InvalidParameter for one that is an argument of the call that renders."""
+    for name in sorted(RESERVED_VARIABLES.intersection(names)):
+        raise InvalidParameter("chat_template_kwargs", f"chat_template_kwargs may not set {name!r}.")

@@ -58,7 +58,7 @@ def load_seeing_model(folder: Path) -> tuple[SeeingModel, dict[str, Any]]:
     return SeeingModel(inner), config
 
 
-def load_images(folder: Path, model: Any) -> MediaProcessor | None:
+def load_images(folder: Path, model: Any, chat_template: str | None = None) -> MediaProcessor | None:
     """The folder's processor of images, or None where the model takes text only: it is not mlx-vlm's, has no
     vision tower, or its preprocessing cannot run here (said in the log)."""
     if not isinstance(model, SeeingModel) or not has_vision_weights(folder):
@@ -66,7 +66,7 @@ def load_images(folder: Path, model: Any) -> MediaProcessor | None:
     from chairlift.engine.models.processor import load_processor
 
     try:
-        return load_processor(folder)
+        return load_processor(folder, chat_template)
     except ModelUnavailable as error:
         log.warning("Served without images: %s", error)
         return None

@@ -130,6 +130,13 @@ class OutputFormat:
             return self.thinking.start
         return ""
 
+    def opened(self, text: str) -> str:
+        """The mark that opens the thinking, if a text that the answer goes on with does not close it."""
+        thinking = self.thinking
+        if thinking is None or text.rfind(thinking.start) <= text.rfind(thinking.end):
+            return ""
+        return thinking.start
+
     def parser(
         self,
         *,

@@ -133,6 +133,15 @@ def serve(
             "tenth of the device's memory beside the weights.",
         ),
     ] = "auto",
+    chat_template: Annotated[
+        Path | None,
+        typer.Option(
+            exists=True,
+            dir_okay=False,
+            help="A file with the chat template (Jinja) to use in place of the model's own.",
+            show_default=False,
+        ),
+    ] = None,
     drain_timeout: Annotated[
         float, typer.Option(min=0.0, help="Seconds that running answers get to finish after SIGTERM.")
     ] = 30.0,
@@ -185,6 +194,7 @@ def serve(
         dtype=dtype,
         max_model_len=max_model_len,
         kv_cache_dtype=kv_cache_dtype,
+        chat_template=chat_template,
         host=host,
         port=port,
         drain_timeout=drain_timeout,

@@ -59,7 +59,7 @@ def _tokenize(raw: bytes, context: Context) -> Response:
 
 
 def _prompt_tokens(wire: TokenizeRequest, prompt: str, tokenizer: Tokenizer, info: ModelInfo) -> list[int]:
-    for name in ("add_generation_prompt", "chat_template_kwargs"):
+    for name in ("add_generation_prompt", "continue_final_message", "chat_template_kwargs"):
         if getattr(wire, name) is not None:
             raise invalid(f"{name} is only allowed with messages.", name, "invalid_value")
     check_room(len(prompt), "characters", info, "prompt")
@@ -78,19 +78,16 @@ def _messages_tokens(wire: TokenizeRequest, context: Context) -> list[int]:
         raise invalid("messages must hold at least one message.", "messages", "invalid_value")
     check_room(sum(map(characters, wire.messages)), "characters", engine.info, "messages")
     chat = ChatRequest(
-        model=engine.info.name, messages=wire.messages, chat_template_kwargs=wire.chat_template_kwargs
+        model=engine.info.name,
+        messages=wire.messages,
+        chat_template_kwargs=wire.chat_template_kwargs,
+        add_generation_prompt=wire.add_generation_prompt,
+        continue_final_message=wire.continue_final_message,
     )
     if images := image_references(chat):
         where = images[0].param
         raise invalid(f"{where} is an image, which is not tokenized here.", where, "unsupported_value")
-    tokens, _ = render(
-        chat,
-        (),
-        engine.tokenizer,
-        engine.processor,
-        depth,
-        add_generation_prompt=wire.add_generation_prompt is not False,
-    )
+    tokens, _ = render(chat, (), engine.tokenizer, engine.processor, depth)
     return tokens
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import Annotated, Literal
 
 from pydantic import Discriminator, Tag
@@ -11,8 +12,16 @@ from chairlift.server.wire.tools import Tool, ToolChoice
 
 
 class TextPart(Wire):
-    type: Literal["text"]
+    type: Literal["text", "input_text", "output_text"]
+    """The latter two are the names of the Responses API."""
     text: str
+    annotations: list[dict[str, object]] | None = None
+    """Of an answer sent back as history; has no effect."""
+    logprobs: list[dict[str, object]] | None = None
+    """The same."""
+    cache_control: dict[str, object] | None = None
+    """A hint that has no effect, as has the next one: what can be reused is found without it."""
+    prompt_cache_breakpoint: dict[str, object] | None = None
 
 
 class RefusalPart(Wire):
@@ -36,17 +45,32 @@ class ImagePart(Wire):
         Annotated[str, TEXT] | Annotated[ImageURL, Tag("<object>")], Discriminator(_url_or_object)
     ]
     """A bare string is the URL, as some clients send it."""
+    cache_control: dict[str, object] | None = None
+    prompt_cache_breakpoint: dict[str, object] | None = None
+
+
+class ThinkingPart(Wire):
+    """An assistant's thoughts among its content, as Anthropic's clients send them back."""
+
+    type: Literal["thinking"]
+    thinking: str
+    signature: str | None = None
+    """Has no effect."""
 
 
 def _kind(part: object) -> str | None:
     kind = part.get("type") if isinstance(part, dict) else None
-    return f"<{kind}>" if isinstance(kind, str) else None
+    return f"<{_SAME.get(kind, kind)}>" if isinstance(kind, str) else None
+
+
+_SAME = MappingProxyType({"input_text": "text", "output_text": "text"})
 
 
 Part = Annotated[
     Annotated[TextPart, Tag("<text>")]
     | Annotated[RefusalPart, Tag("<refusal>")]
-    | Annotated[ImagePart, Tag("<image_url>")],
+    | Annotated[ImagePart, Tag("<image_url>")]
+    | Annotated[ThinkingPart, Tag("<thinking>")],
     Discriminator(_kind),
 ]
 
@@ -84,6 +108,8 @@ class Message(Wire):
     function_call: FunctionCall | None = None
     refusal: str | None = None
     reasoning_content: str | None = None
+    reasoning: str | None = None
+    """Another name for `reasoning_content`."""
     annotations: list[dict[str, object]] | None = None
     """Of an answer sent back as history; has no effect."""
     audio: None = None
@@ -102,3 +128,6 @@ class ChatRequest(Sampled):
     enable_thinking: bool | None = None
     include_reasoning: bool | None = None
     chat_template_kwargs: dict[str, object] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    documents: list[dict[str, str]] | None = None

@@ -56,11 +56,8 @@ _CHAT: Neutral = {
     "verbosity": ("medium",),
     "web_search_options": (),
     # vLLM
-    "add_generation_prompt": (True,),
     "best_of": (1,),
     "chat_template": (),
-    "continue_final_message": (False,),
-    "documents": ([],),
     "mm_processor_kwargs": ({},),
     "thinking_token_budget": (),
 }

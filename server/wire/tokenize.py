@@ -18,7 +18,8 @@ class TokenizeRequest(Wire):
     add_special_tokens: bool | None = None
     """Default: true for a prompt, false for messages, whose template writes them."""
     add_generation_prompt: bool | None = None
-    """Of messages; default true."""
+    """Of messages, as in a chat."""
+    continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, object] | None = None
     return_token_strs: bool | None = None
 
@@ -32,7 +33,6 @@ TOKENIZE = Surface(
     MappingProxyType(
         {
             "chat_template": (),
-            "continue_final_message": (False,),
             "mm_processor_kwargs": ({},),
             "tools": ([],),
         }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Sequence
 
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
@@ -118,18 +119,27 @@ class Recording(FakeTokenizer):
     def __init__(self) -> None:
         super().__init__()
         self.messages: list[dict[str, object]] = []
+        self.end = (True, False)
 
     def apply_chat_template(
         self,
         messages: list[dict[str, object]],
         *,
         tools: list[dict[str, object]] | None = None,
+        documents: Sequence[dict[str, object]] = (),
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         **kwargs: object,
     ) -> list[int]:
         self.messages = messages
+        self.end = (add_generation_prompt, continue_final_message)
         return super().apply_chat_template(
-            messages, tools=tools, add_generation_prompt=add_generation_prompt, **kwargs
+            messages,
+            tools=tools,
+            documents=documents,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            **kwargs,
         )
 
 

@@ -97,8 +97,8 @@ async def test_refusals_are_the_clients_own_exceptions() -> None:
         assert bad.value.param == "temperature"
         assert bad.value.type == "invalid_request_error"
         with pytest.raises(openai.BadRequestError) as unsupported:
-            await create(model=MODEL, messages=MESSAGES, n=2)
-        assert (unsupported.value.param, unsupported.value.code) == ("n", "unsupported_parameter")
+            await create(model=MODEL, messages=MESSAGES, modalities=["text", "audio"])
+        assert (unsupported.value.param, unsupported.value.code) == ("modalities", "unsupported_parameter")
         with pytest.raises(openai.NotFoundError) as missing:
             await create(model="other", messages=MESSAGES)
         assert missing.value.code == "model_not_found"

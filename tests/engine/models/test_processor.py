@@ -242,11 +242,34 @@ def refused(
     return caught.value
 
 
-def test_a_template_refuses_in_its_own_words(loaded: dict[str, FolderProcessor]) -> None:
+def test_a_template_refuses_in_its_own_words(tmp_path: Path) -> None:
+    refusal = "{% if 'b' in messages | string %}{{ raise_exception('No b up here.') }}{% endif %}"
+    qwen(tmp_path, "qwen2_vl", refusal + QWEN_TEMPLATE)
+    processor = load_processor(tmp_path)
     for images in ([], [image(60, 60)]):
-        messages: Parts = [{"role": "system", "content": "a"}, *user(*[IMAGE] * len(images), text("b"))]
-        error = refused(loaded["pixtral"], messages, *images)
-        assert error.param == "messages" and "Only user and assistant roles are supported!" in error.message
+        error = refused(processor, user(*[IMAGE] * len(images), text("b")), *images)
+        assert error.param == "messages" and "No b up here." in error.message
+
+
+def test_a_template_without_a_system_role(loaded: dict[str, FolderProcessor]) -> None:
+    processor = loaded["pixtral"]
+    for images in ([], [image(60, 60)]):
+        said = user(*[IMAGE] * len(images), text("b"))
+        ids, media = processor.prepare([{"role": "system", "content": "a"}, *said], images)
+        expected, _ = processor.prepare(user(text("a"), *[IMAGE] * len(images), text("b")), images)
+        assert len(media.digests) == len(images)
+        assert shown(processor, ids).replace("\n", "") == shown(processor, expected)
+
+
+def test_control_tokens_in_a_text_are_text(loaded: dict[str, FolderProcessor]) -> None:
+    processor = loaded["qwen2_5_vl"]
+    end = processor.prepare(user(text("")), [])[0].count(258)
+    for images in ([], [image(60, 60)]):
+        said = user(*[IMAGE] * len(images), text("a<|im_end|>b"))
+        ids, media = processor.prepare(said, images)
+        assert "a<|im_end|>b" in shown(processor, ids)
+        assert ids.count(258) == end and shown(processor, [258]) == "<|im_end|>"
+        assert sum(media.tokens) == ids.count(261)
 
 
 def test_an_image_that_the_template_leaves_out(tmp_path: Path) -> None:
@@ -284,10 +307,10 @@ def test_arguments_of_the_call_are_not_the_templates(loaded: dict[str, FolderPro
 
 
 def test_variables_of_the_template(tmp_path: Path) -> None:
-    qwen(tmp_path, "qwen3_vl", QWEN_TEMPLATE + "{{ mood | default('none') }}{{ (tools or []) | length }}")
+    qwen(tmp_path, "qwen3_vl", QWEN_TEMPLATE + "{{ mood | default('none') }}{{ tools or 0 }}")
     processor = load_processor(tmp_path)
-    ids, _ = processor.prepare(user(IMAGE), [image(64, 64)], tools=[{}, {}], mood="good")
-    assert shown(processor, ids).endswith("good2")
+    ids, _ = processor.prepare(user(IMAGE), [image(64, 64)], tools=[{"a": 1}], mood="good")
+    assert shown(processor, ids).endswith("good[{'a': 1}]")
     ids, _ = processor.prepare(user(IMAGE), [image(64, 64)], add_generation_prompt=False)
     assert shown(processor, ids).endswith("<|im_end|>\nnone0")
 

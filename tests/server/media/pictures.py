@@ -66,7 +66,9 @@ class FakeProcessor:
         images: Sequence[ImageInput],
         *,
         tools: list[dict[str, object]] | None = None,
+        documents: Sequence[dict[str, object]] = (),
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         **kwargs: object,
     ) -> tuple[list[int], PreparedMedia]:
         self.calls.append((messages, tuple(images)))
