@@ -15,7 +15,7 @@ from chairlift.server.responses.conversation import ConversationBuilder
 from chairlift.server.responses.items import Payload, payload, user_message
 from chairlift.server.responses.store import ResponseStore
 from chairlift.server.responses.translation import Translation, translate
-from chairlift.server.wire.parameters import RESPONSES
+from chairlift.server.wire.parameters import RESPONSES, Surface
 from chairlift.server.wire.responses import ITEMS, FunctionTool, Item, ItemReference, ResponsesRequest
 
 SEALED_REASONING = "reasoning.encrypted_content"
@@ -93,10 +93,10 @@ def _tool(tool: FunctionTool) -> Payload:
     return {**shown, **tool.model_dump(by_alias=True, exclude_none=True)}
 
 
-async def read(raw: bytes, context: Context) -> Asked:
-    """Raises: APIError: 400; 404 for another model."""
+async def read(raw: bytes, context: Context, surface: Surface = RESPONSES) -> Asked:
+    """Raises: APIError: 400."""
     settings = context.settings
-    wire = await asyncio.to_thread(parse, raw, ResponsesRequest, RESPONSES, settings.max_json_depth)
+    wire = await asyncio.to_thread(parse, raw, ResponsesRequest, surface, settings.max_json_depth)
     store = context.responses.store
     kept = _check(wire, store)
     earlier = await _earlier(wire, store)

@@ -92,7 +92,8 @@ class ConversationBuilder:
     def _add(self, item: Item, param: str) -> None:
         match item:
             case ReasoningItem():
-                self._open(param, new=self._answer is not None).reasoning = reasoning_text(item)
+                if text := reasoning_text(item):
+                    self._open(param, new=self._answer is not None).reasoning = text
             case MessageItem(role="assistant"):
                 begun = self._answer is not None and (self._answer.content is not None or self._answer.calls)
                 self._open(param, new=bool(begun)).content = _plain(item.content, param)

@@ -24,6 +24,7 @@ from chairlift.server.responses.queries import Query
 from chairlift.server.responses.registry import Responses
 from chairlift.server.routes.answer import submit
 from chairlift.server.streaming import EventStream, frame, unless_gone
+from chairlift.server.wire.parameters import INPUT_TOKENS
 
 router = APIRouter(prefix="/v1/responses")
 
@@ -113,6 +114,20 @@ async def _whole(answering: Answering) -> Payload:
         raise answering.error
     assert answering.response is not None
     return answering.response
+
+
+@router.post("/input_tokens")
+async def input_tokens(http: Request) -> Response:
+    """How many tokens the prompt of such a request has."""
+    context = context_of(http)
+    context.admit()
+    settings = context.settings
+    raw = await read_body(http, settings.max_body_bytes, settings.body_patience_s)
+    asked = await read(raw, context, INPUT_TOKENS)
+    truncate = asked.wire.truncation == "auto"
+    prepared = await prepare(asked.translation, new_id("resp"), context, truncate=truncate)
+    count = len(prepared.requests[0].prompt_token_ids)
+    return PayloadResponse({"object": "response.input_tokens", "input_tokens": count})
 
 
 @router.get("/{response_id}")

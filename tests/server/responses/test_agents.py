@@ -227,14 +227,23 @@ def codex(turn: list[JSON]) -> JSON:
     }
     spawn = {"type": "function", "name": "spawn", "strict": False, "parameters": {"type": "object"}}
     context = "<environment_context>\n  <cwd>/repo</cwd>\n</environment_context>"
-    texts = [("developer", "<permissions>"), ("user", context), ("user", "List the files.")]
+    texts = [
+        ("developer", "You are a coding agent. " * 1700),
+        ("developer", "<skills>"),
+        ("user", context),
+        ("user", "List the files."),
+    ]
     history: list[JSON] = [
-        {"type": "message", "role": role, "content": [{"type": "input_text", "text": text}]}
-        for role, text in texts
+        {
+            "type": "message",
+            "id": f"msg_{number}",
+            "role": role,
+            "content": [{"type": "input_text", "text": text}],
+        }
+        for number, (role, text) in enumerate(texts)
     ]
     return {
         "model": MODEL,
-        "instructions": "You are a coding agent. " * 1700,
         "input": [*history, *turn],
         "tools": [
             shell,
@@ -249,7 +258,7 @@ def codex(turn: list[JSON]) -> JSON:
         ],
         "tool_choice": "auto",
         "parallel_tool_calls": True,
-        "reasoning": {"effort": "medium", "summary": "auto"},
+        "reasoning": {"summary": "auto"},
         "store": False,
         "include": ["reasoning.encrypted_content"],
         "prompt_cache_key": "0198",
@@ -270,15 +279,15 @@ async def test_a_session_of_codex() -> None:
         done = [event["item"] for event in events if event["type"] == "response.output_item.done"]
         reasoning, shell = (item for item in done if isinstance(item, dict))
         assert events[-1]["type"] == "response.completed"
-        # Codex leaves out ids, and the text of the reasoning.
+        # What it sends back of the reasoning is its summary, and what it cannot read.
         turn: list[JSON] = [
             {
                 "type": "reasoning",
+                "id": reasoning["id"],
                 "summary": reasoning["summary"],
-                "content": None,
                 "encrypted_content": reasoning["encrypted_content"],
             },
-            {name: shell[name] for name in ("type", "name", "arguments", "call_id")},
+            {name: shell[name] for name in ("type", "id", "status", "name", "arguments", "call_id")},
             {"type": "function_call_output", "call_id": shell["call_id"], "output": "a\nb"},
         ]
         events = await stream_of(server, **codex(turn))

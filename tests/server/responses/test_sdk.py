@@ -48,6 +48,19 @@ async def test_create_and_go_on() -> None:
         assert [item.type for item in items] == ["message"] * 3
 
 
+async def test_counting_tokens() -> None:
+    async with lift(FakeRunner(answering("Hello!"))) as server, client_of(server) as client:
+        asked = await client.responses.create(model=MODEL, input="Hi", instructions="Be kind.")
+        count = client.responses.input_tokens.count
+        counted = await count(model=MODEL, input="Hi", instructions="Be kind.", previous_response_id=None)
+        assert asked.usage is not None and counted.input_tokens == asked.usage.input_tokens
+        followed = await count(model=MODEL, input="And?", previous_response_id=asked.id)
+        assert followed.input_tokens > counted.input_tokens
+        with pytest.raises(openai.BadRequestError) as bad:
+            await count(model=MODEL, input="Hi", personality="friendly")
+        assert bad.value.param == "personality"
+
+
 async def test_an_answer_sent_back_as_it_came() -> None:
     tokenizer = Recorder()
     async with (

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from chairlift.engine.engine import Engine
+from chairlift.server.metrics import ServerMetrics
 from chairlift.server.responses.database import Bounds, ResponseDatabase, Stored
+from chairlift.server.serve import listen, serve_engine
 from chairlift.server.settings import ResponsesSettings, ServerSettings
-from tests.fakes import FakeRunner, answering
+from tests.fakes import FakeRunner, answering, fake_model
 from tests.server.harness import JSON, Lift, error_of, lift
 from tests.server.responses.asking import (
     RESPONSES,
@@ -282,3 +285,20 @@ async def test_a_store_that_fails(tmp_path: Path) -> None:
         error_of(await respond(server, background=True), 500)
         await server.until_idle()
         assert server.engine.stats().running == 0
+
+
+async def test_a_store_that_cannot_be_opened_is_said_at_the_start(tmp_path: Path) -> None:
+    complaints: list[str] = []
+    announced: list[object] = []
+    with listen("127.0.0.1", 0) as listener:
+        code = await serve_engine(
+            Engine(fake_model()),
+            listener,
+            announced.append,
+            complaints.append,
+            metrics=ServerMetrics("fake"),
+            settings=keeping(path=tmp_path),
+            drain_timeout=0,
+        )
+    assert (code, announced) == (1, [])
+    assert len(complaints) == 1 and str(tmp_path) in complaints[0] and "\n" not in complaints[0]
