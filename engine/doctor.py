@@ -14,7 +14,7 @@ import mlx.core as mx
 
 from chairlift.cache.mlx_lm_batching import MENDS
 from chairlift.engine.models.folders import cache_folder
-from chairlift.patches import MLX_LM, MLX_VLM, PATCHES, apply_patches
+from chairlift.patches import MLX, MLX_LM, MLX_VLM, PATCHES, apply_patches
 
 PACKAGES = ("chairlift", "mlx", "mlx-lm", "mlx-vlm", "transformers")
 _MAPS = Path("/proc/self/maps")
@@ -84,7 +84,7 @@ def _patches() -> list[Change]:
         if patch.needed is not None and patch.fits and not patch.applied()
     }
     changes = []
-    for outcome in apply_patches((MLX_LM, MLX_VLM)):
+    for outcome in apply_patches((MLX, MLX_LM, MLX_VLM)):
         patch = outcome.patch
         state = "applied" if outcome.applied else "not applied"
         why = outcome.why

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from chairlift.patches.registry import MLX_LM, MLX_VLM, PATCHES, Outcome, Patch, apply_all, undo_all
+from chairlift.patches.registry import MLX, MLX_LM, MLX_VLM, PATCHES, Outcome, Patch, apply_all, undo_all
 
-__all__ = ["MLX_LM", "MLX_VLM", "PATCHES", "Outcome", "Patch", "apply_patches", "undo_patches"]
+__all__ = ["MLX", "MLX_LM", "MLX_VLM", "PATCHES", "Outcome", "Patch", "apply_patches", "undo_patches"]
 
 
-def apply_patches(upstreams: Sequence[str] = (MLX_LM,)) -> list[Outcome]:
+def apply_patches(upstreams: Sequence[str] = (MLX, MLX_LM)) -> list[Outcome]:
     """Apply every patch of the given upstreams that the installed versions need. Idempotent."""
     return apply_all(PATCHES, upstreams)
 

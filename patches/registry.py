@@ -10,6 +10,7 @@ from packaging.specifiers import SpecifierSet
 
 from chairlift.patches import (
     attention,
+    cpu_silu,
     gemma2,
     llama4,
     longcat_ngram,
@@ -23,7 +24,7 @@ from chairlift.patches import (
 from chairlift.patches.probes import attention_takes_arrays_only, gemma2_refuses_batch_masks, plamo3_forgets
 from chairlift.patches.replacement import MARK, Replacement
 
-MLX_LM, MLX_VLM = "mlx-lm", "mlx-vlm"
+MLX, MLX_LM, MLX_VLM = "mlx", "mlx-lm", "mlx-vlm"
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +136,13 @@ def _seam(base: str, upstream: str, versions: str) -> Patch:
 
 
 PATCHES: tuple[Patch, ...] = (
+    _of(
+        "silu on a cpu",
+        cpu_silu.VERSIONS,
+        "exponentials cost the CPU backend tens of products each; SiLU goes without",
+        cpu_silu.SILU,
+        MLX,
+    ),
     _seam("mlx_lm.models.base", MLX_LM, ">=0.32.2,<0.33"),
     _seam("mlx_vlm.models.base", MLX_VLM, ">=0.7.10,<0.8"),
     Patch(
@@ -213,4 +221,4 @@ PATCHES: tuple[Patch, ...] = (
     ),
 )
 
-__all__ = ["MARK", "MLX_LM", "MLX_VLM", "PATCHES", "Outcome", "Patch", "apply_all", "undo_all"]
+__all__ = ["MARK", "MLX", "MLX_LM", "MLX_VLM", "PATCHES", "Outcome", "Patch", "apply_all", "undo_all"]

@@ -26,7 +26,7 @@ from chairlift.engine.models.vision_loader import load_images, load_seeing_model
 from chairlift.engine.models.warm import warm_up
 from chairlift.engine.plan import LoadedModel, ModelInfo
 from chairlift.engine.sampling import marks_of
-from chairlift.patches import MLX_LM, MLX_VLM, apply_patches
+from chairlift.patches import MLX, MLX_LM, MLX_VLM, apply_patches
 
 DTYPES = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
 _CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "model_max_length")
@@ -116,7 +116,7 @@ def load_model(
 def _load(folder: Path) -> tuple[nn.Module, dict[str, Any]]:
     """The model by the package whose it is, patched before it is built, and its configuration."""
     if needs_mlx_vlm(folder):
-        apply_patches((MLX_LM, MLX_VLM))
+        apply_patches((MLX, MLX_LM, MLX_VLM))
         return load_seeing_model(folder)
     apply_patches()
     model, config = load_weights(folder)
@@ -191,10 +191,11 @@ def _dtype_name(model: nn.Module, config: dict[str, Any]) -> str:
 
 
 def _step_tokens() -> int:
-    """Token budget of a step, so that running answers never wait long for a chunk. On two CPU cores 64 tokens
-    of the embedded model take half a second (bench/RESULTS.md); the GPUs' figures are guesses at less."""
+    """Token budget of a step, so that running answers never wait long for a chunk. On two CPU cores 128
+    tokens of the embedded model take 0.8 s; a step of few costs more a token, since the weights are read
+    for each (bench/RESULTS.md). The GPUs' figures are guesses at less."""
     if mx.default_device() == mx.cpu:
-        return 64
+        return 128
     return 1024 if mx.cuda.is_available() else 512
 
 

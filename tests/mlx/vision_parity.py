@@ -15,7 +15,7 @@ from chairlift.engine.models.batching import Finding
 from chairlift.engine.models.build import make_runner
 from chairlift.engine.models.images import Eyes, has_vision_attention
 from chairlift.engine.models.vision import SeeingModel
-from chairlift.patches import MLX_LM, MLX_VLM, apply_patches
+from chairlift.patches import MLX, MLX_LM, MLX_VLM, apply_patches
 from chairlift.patches.qwen3_5 import (
     patch_qwen35_attention_for_batching,
     undo_qwen35_attention_for_batching,
@@ -72,7 +72,7 @@ class VisionSolo(Solo):
 @cache
 def solo(name: str) -> VisionSolo:
     """The family's small model and its solo runs."""
-    apply_patches((MLX_LM, MLX_VLM))
+    apply_patches((MLX, MLX_LM, MLX_VLM))
     return VisionSolo(build(FAMILIES[name]))
 
 
@@ -80,13 +80,13 @@ def solo(name: str) -> VisionSolo:
 def finding(name: str) -> Finding:
     """How the engine batches the family by its own trial."""
     model = solo(name).model
-    apply_patches((MLX_LM, MLX_VLM))
+    apply_patches((MLX, MLX_LM, MLX_VLM))
     return make_runner(SeeingModel(model), VOCABULARY)[0]
 
 
 def runner_of(name: str) -> Any:
     found, model = finding(name), solo(name).model
-    apply_patches((MLX_LM, MLX_VLM))
+    apply_patches((MLX, MLX_LM, MLX_VLM))
     batching = None if found.whole_prompts else found.batching
     return make_runner(SeeingModel(model), VOCABULARY, batching, Eyes(model))[1]
 

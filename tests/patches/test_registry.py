@@ -13,7 +13,7 @@ import pytest
 
 from chairlift.engine.batching import Batching
 from chairlift.engine.models.batching import Finding, find_batching
-from chairlift.patches import MLX_LM, MLX_VLM, PATCHES, Patch, apply_patches, undo_patches
+from chairlift.patches import MLX, MLX_LM, MLX_VLM, PATCHES, Patch, apply_patches, undo_patches
 from chairlift.patches.parts import ALONE, CASTING, CHOSEN, LATENT
 from chairlift.patches.registry import apply_all
 from tests.mlx.configs import VOCABULARY
@@ -59,7 +59,8 @@ def test_without_a_patch_its_families_are_batched_worse(patch: str, family: str)
 
 
 def test_every_patch_is_tried() -> None:
-    elsewhere = {"qwen3_5", "positions per row of mlx-vlm"}  # test_qwen3_5.py, test_vlm_positions.py
+    # test_qwen3_5.py, test_vlm_positions.py, test_cpu_silu.py
+    elsewhere = {"qwen3_5", "positions per row of mlx-vlm", "silu on a cpu"}
     probed = {patch.name for patch in PATCHES if patch.needed is not None}
     assert probed | set(GAINS) | elsewhere == set(BY_NAME)
 
@@ -78,7 +79,7 @@ def test_a_probe_sees_the_fault_upstream_and_not_under_the_patch(patch: Patch) -
 def test_patches_are_undone_whole() -> None:
     undo_patches()
     assert [patch.name for patch in PATCHES if patch.applied()] == []
-    outcomes = apply_patches((MLX_LM, MLX_VLM))
+    outcomes = apply_patches((MLX, MLX_LM, MLX_VLM))
     assert [outcome.patch.name for outcome in outcomes if not outcome.applied] == []
     assert all(patch.applied() for patch in PATCHES)
 

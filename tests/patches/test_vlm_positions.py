@@ -14,7 +14,7 @@ from mlx_vlm.models.mistral3.config import TextConfig
 from mlx_vlm.models.mistral3.language import LanguageModel
 
 from chairlift.cache.batch import RowBatch
-from chairlift.patches import MLX_LM, MLX_VLM, apply_patches, undo_patches
+from chairlift.patches import MLX, MLX_LM, MLX_VLM, apply_patches, undo_patches
 from chairlift.patches.registry import PATCHES
 
 PATCH = next(patch for patch in PATCHES if patch.name == "positions per row of mlx-vlm")
@@ -56,7 +56,7 @@ FAMILIES = {"ministral3": MINISTRAL, "mistral4": LATENT}
 
 @pytest.fixture(autouse=True)
 def applied() -> Iterator[None]:
-    apply_patches((MLX_LM, MLX_VLM))
+    apply_patches((MLX, MLX_LM, MLX_VLM))
     yield
     undo_patches()
     apply_patches()
