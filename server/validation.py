@@ -10,7 +10,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
+from chairlift.engine.constraints import Compiler
 from chairlift.engine.media import ImageInput, MediaProcessor
+from chairlift.engine.output.constrained import framed
 from chairlift.engine.output.events import OutputParser
 from chairlift.engine.output.formats import TAIL, OutputFormat
 from chairlift.engine.output.plain import PlainParser
@@ -24,6 +26,7 @@ from chairlift.server.messages import characters, image_references, render, text
 from chairlift.server.reasoning import template_variables
 from chairlift.server.sampling import check_vocabulary, sampling_params
 from chairlift.server.settings import ServerSettings
+from chairlift.server.structured import Asked, constraint_of, content_of
 from chairlift.server.tools import offer_of
 from chairlift.server.wire.base import Sampled
 from chairlift.server.wire.chat import ChatRequest
@@ -64,6 +67,8 @@ class ParsedChat:
     sampling: SamplingParams
     images: tuple[ImageReference, ...]
     choices: Choices = Choices()
+    content: Asked | None = None
+    """What the answer's content must follow."""
 
 
 def parse_chat(
@@ -104,7 +109,7 @@ def check_chat(wire: ChatRequest, tokenizer: Tokenizer, info: ModelInfo, *, take
     if images and not takes_images:
         where = images[0].param
         raise invalid(f"{where} is an image, and {info.name} takes text only.", where, "unsupported_value")
-    return ParsedChat(wire, sampling, images, choices_of(wire.n))
+    return ParsedChat(wire, sampling, images, choices_of(wire.n), content_of(wire, wire.ignore_eos))
 
 
 def prepare_chat(
@@ -115,6 +120,7 @@ def prepare_chat(
     processor: MediaProcessor | None,
     settings: ServerSettings,
     output: OutputFormat,
+    compiler: Compiler | None,
 ) -> Prepared:
     """Raises: APIError with 4xx."""
     wire = chat.wire
@@ -133,11 +139,21 @@ def prepare_chat(
     if offer.forced:
         raise unsupported("tool_choice", "This value of tool_choice is not supported.")
     said = text_gone_on_with(wire)
-    if said is None:
-        prefix = output.prefix(tokenizer.decode(prompt[-TAIL:], skip_special_tokens=False))
-    else:
-        prefix = output.opened(said)
-    request = Request(request_id, tuple(prompt), chat.sampling, media=media, visible_token_ids=output.visible)
+    prompt_end = tokenizer.decode(prompt[-TAIL:], skip_special_tokens=False)
+    prefix = output.prefix(prompt_end) if said is None else output.opened(said)
+    constraint = None
+    if chat.content is not None:
+        begins = said is None and not output.closes(prompt_end)
+        frame = partial(framed, output=output, thinks=bool(prefix), begins=begins)
+        constraint = constraint_of(chat.content, compiler, frame)
+    request = Request(
+        request_id,
+        tuple(prompt),
+        chat.sampling,
+        media=media,
+        visible_token_ids=output.visible,
+        constraint=constraint,
+    )
     return Prepared(
         chat.choices.requests([request]),
         bool(wire.stream),
@@ -150,7 +166,12 @@ def prepare_chat(
 
 
 def prepare_completions(
-    raw: bytes, request_id: str, tokenizer: Tokenizer, info: ModelInfo, settings: ServerSettings
+    raw: bytes,
+    request_id: str,
+    tokenizer: Tokenizer,
+    info: ModelInfo,
+    settings: ServerSettings,
+    compiler: Compiler | None,
 ) -> Prepared:
     """Raises: APIError with 4xx."""
     wire = parse(raw, CompletionRequest, COMPLETIONS, settings.max_json_depth)
@@ -169,7 +190,12 @@ def prepare_completions(
     if choices.ranked and sampling.logprobs is None:
         sampling = replace(sampling, logprobs=0)
     ids = [request_id] if len(prompts) == 1 else [f"{request_id}-{index}" for index in range(len(prompts))]
-    requests = [Request(name, tokens, sampling) for name, (tokens, _) in zip(ids, prompts, strict=True)]
+    content = content_of(wire, wire.ignore_eos)
+    constraint = constraint_of(content, compiler) if content is not None else None
+    requests = [
+        Request(name, tokens, sampling, constraint=constraint)
+        for name, (tokens, _) in zip(ids, prompts, strict=True)
+    ]
     echoes: list[str] = []
     for tokens, text in prompts if wire.echo else ():
         echoes += [tokenizer.decode(list(tokens)) if text is None else text] * choices.shown

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Literal:
-    """Exactly this text. Texts of the model's special tokens in it stand for those tokens."""
+    """Exactly this text. Texts of special tokens in it stand for those tokens, unless it is plain."""
 
     text: str
+    plain: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +52,8 @@ class Lark:
 
 @dataclass(frozen=True, slots=True)
 class Until:
-    """Free text up to the first `mark`, and the mark. A mark that is a special token's text is that token.
-
-    Special tokens are no part of free text."""
+    """Free text up to the first `mark`, and the mark. A mark that begins with a special token's text begins
+    with that token. Special tokens are no part of free text."""
 
     mark: str
 

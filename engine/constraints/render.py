@@ -59,7 +59,7 @@ class _Renderer:
     def _expression(self, piece: Piece) -> str:
         match piece:
             case Literal():
-                return self._literal(piece.text)
+                return _quoted(piece.text) if piece.plain else self._literal(piece.text)
             case Token():
                 return f"<[{piece.id}]>"
             case Json():
@@ -107,9 +107,9 @@ class _Renderer:
         return f"@{name}"
 
     def _until(self, mark: str) -> str:
-        if mark in self._specials:
+        if self._split is not None and self._split.match(mark):
             free = self._rule("FREE", "", r"/(.|\n)+/")
-            return f"({free}? <[{self._specials[mark]}]>)"
+            return f"({free}? {self._literal(mark)})"
         escaped = _SPECIAL_CHARACTERS.sub(r"\\\g<0>", mark).replace("\n", r"\n")
         return self._rule("until", "[lazy]", rf"/(.|\n)*{escaped}/")
 

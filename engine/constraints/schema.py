@@ -33,7 +33,12 @@ def read(text: str) -> Schema:
     size = len(text.encode())
     if size > MOST_BYTES:
         raise SchemaError(f"has {size} bytes; at most {MOST_BYTES}")
-    schema = json.loads(text)
+    try:
+        schema = json.loads(text)
+    except RecursionError:
+        raise SchemaError(f"is nested more than {MOST_DEPTH} deep") from None
+    except ValueError:
+        raise SchemaError("is no JSON") from None
     if schema is True:
         schema = {}
     if schema is False:

@@ -130,6 +130,10 @@ class OutputFormat:
             return self.thinking.start
         return ""
 
+    def closes(self, prompt_end: str) -> bool:
+        """The prompt ends behind a thinking that it has opened and closed itself: there is to be none."""
+        return self.thinking is not None and prompt_end.rstrip().endswith(self.thinking.end)
+
     def opened(self, text: str) -> str:
         """The mark that opens the thinking, if a text that the answer goes on with does not close it."""
         thinking = self.thinking

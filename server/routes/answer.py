@@ -61,6 +61,7 @@ async def prepare_conversation(chat: ParsedChat, request_id: str, context: Conte
         processor=engine.processor,
         settings=context.settings,
         output=context.output,
+        compiler=engine.constraints,
     )
     if not chat.images:
         return await asyncio.to_thread(prepare, ())

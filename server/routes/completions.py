@@ -30,7 +30,13 @@ def _encoder(envelope: Envelope, texts: TokenTexts, prepared: Prepared) -> Compl
 async def _prepare(raw: bytes, request_id: str, context: Context) -> Prepared:
     engine = context.engine
     return await asyncio.to_thread(
-        prepare_completions, raw, request_id, engine.tokenizer, engine.info, context.settings
+        prepare_completions,
+        raw,
+        request_id,
+        engine.tokenizer,
+        engine.info,
+        context.settings,
+        engine.constraints,
     )
 
 

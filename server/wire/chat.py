@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Discriminator, Tag
 
 from chairlift.server.wire.base import TEXT, Count, Sampled, Wire
+from chairlift.server.wire.structured import Structured
 from chairlift.server.wire.tools import Tool, ToolChoice
 
 
@@ -116,7 +117,7 @@ class Message(Wire):
     """Null in an answer sent back as history."""
 
 
-class ChatRequest(Sampled):
+class ChatRequest(Sampled, Structured):
     messages: list[Message]
     max_completion_tokens: Count | None = None
     logprobs: bool | None = None

@@ -7,6 +7,7 @@ from typing import Annotated
 from pydantic import Discriminator
 
 from chairlift.server.wire.base import TEXT, TEXTS, TOKEN_LISTS, TOKENS, Count, Sampled
+from chairlift.server.wire.structured import Structured
 
 
 def _form(value: object) -> str:
@@ -26,7 +27,7 @@ Prompt = Annotated[
 ]
 
 
-class CompletionRequest(Sampled):
+class CompletionRequest(Sampled, Structured):
     prompt: Prompt
     echo: bool | None = None
     best_of: Count | None = None
