@@ -13,8 +13,12 @@ import zlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from llguidance import LLTokenizer
+
 from chairlift.engine.chat.conversation import Conversation
 from chairlift.engine.chat.template import ChatTemplate
+from chairlift.engine.constraints import Compiler
+from chairlift.engine.constraints.matcher import Matcher
 from chairlift.engine.errors import InvalidParameter
 from chairlift.engine.media import MediaProcessor
 from chairlift.engine.plan import (
@@ -29,6 +33,7 @@ from chairlift.engine.plan import (
     StepPlan,
     StepResult,
 )
+from tests.vocabularies import allowed, vocabulary
 
 BOS, EOS, START, END = 256, 257, 258, 259
 SPECIALS = {BOS: "<s>", EOS: "</s>", START: "<|im_start|>", END: "<|im_end|>"}
@@ -84,6 +89,10 @@ class FakeTokenizer:
     @property
     def eos_token_ids(self) -> frozenset[int]:
         return frozenset({EOS, END})
+
+    def grammar_vocabulary(self) -> LLTokenizer:
+        tokens = [bytes([byte]) for byte in range(256)] + [text.encode() for text in self._specials.values()]
+        return vocabulary(tokens, (EOS, END), set(self._specials))
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         return list(text.encode())
@@ -148,6 +157,25 @@ class FakeRow:
     """Prompt and everything drawn."""
     drawn: int = 0
     prefilled: bool = False
+    matcher: Matcher | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        constraint = self.new.constraint
+        self.matcher = constraint.compiled.matcher() if constraint is not None else None
+        if self.matcher is not None:
+            for token in self.new.known[len(self.new.known) - self.new.drawn :]:
+                self.matcher.advance(token)
+
+    def following(self, token: int) -> int:
+        """The token if the row's constraint allows it, else one that soon ends the answer."""
+        if self.matcher is None:
+            return token
+        may = allowed(self.matcher)
+        if token not in may:
+            token = next((token for token in (EOS, *b'}]"0') if token in may), min(may))
+        self.matcher.advance(token)
+        assert self.matcher.fault is None
+        return token
 
 
 Draw = Callable[[FakeRow], int]
@@ -410,7 +438,7 @@ class FakeRunner:
         return tokens
 
     def _sample(self, row: FakeRow) -> Sample:
-        token = self.draw(row)
+        token = row.following(self.draw(row))
         row.tokens.append(token)
         row.drawn += 1
         count = row.new.sampling.logprobs
@@ -440,6 +468,7 @@ def fake_model(
     processor: MediaProcessor | None = None,
 ) -> Callable[[], LoadedModel]:
     """A factory as `Engine` takes it."""
+    tokenizer = tokenizer or FakeTokenizer()
     loaded = LoadedModel(
         ModelInfo(
             name=name,
@@ -452,8 +481,9 @@ def fake_model(
             kv_bytes_per_token=KV_BYTES_PER_TOKEN,
             vision=processor is not None,
         ),
-        tokenizer or FakeTokenizer(),
+        tokenizer,
         runner or FakeRunner(),
         processor,
+        constraints=Compiler(tokenizer.grammar_vocabulary),
     )
     return lambda: loaded

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from chairlift.engine.constraints.pieces import Literal, Piece, Regex, Repeat, Sequence, Until, optional
 from chairlift.engine.output.formats import OutputFormat
-from chairlift.engine.output.harmony import CHANNEL, MESSAGE, START
+from chairlift.engine.output.harmony import CHANNEL, END, MESSAGE, START
 
-_END = "<|end|>"
 _SPACE = Regex(r"[ \t\r\n]{0,8}")
 """What models write behind their thinking; it is no part of the answer."""
 
@@ -30,5 +29,5 @@ def framed(piece: Piece, output: OutputFormat, *, thinks: bool, begins: bool) ->
 
 def _harmony_thinking() -> Piece:
     """Messages in other channels, before the final one."""
-    message = (Literal(CHANNEL), Regex("analysis|commentary"), Literal(MESSAGE), Until(_END))
+    message = (Literal(CHANNEL), Regex("analysis|commentary"), Literal(MESSAGE), Until(END))
     return Repeat(Sequence((*message, Literal(f"{START}assistant"))))

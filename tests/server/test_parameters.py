@@ -60,7 +60,7 @@ def test_every_parameter_of_openai_is_decided_on(name: str, upstream: type) -> N
     assert set(upstream.__annotations__) <= FIELDS[name] | set(SURFACES[name].neutral)
 
 
-OTHER = {"best_of": 3, "tools": [{"type": "function"}], "response_format": {"type": "json_object"}}
+OTHER = {"best_of": 3, "tools": [{"type": "function"}]}
 
 
 def other_value(parameter: str) -> object:
