@@ -13,7 +13,7 @@ from chairlift.engine.sampling import Draw, Drawn
 from chairlift.engine.sight import SightError
 
 NOT_A_NUMBER = "The model's output is not a number for this request."
-NOTHING_LEFT = "The answer's constraint and the request's other settings together allow no token."
+NOTHING_LEFT = "The settings and the constraint of this request together allow no token."
 
 
 @dataclass(slots=True)

@@ -172,7 +172,7 @@ class FakeRow:
             return token
         may = allowed(self.matcher)
         if token not in may:
-            token = next((token for token in (EOS, *b'}]"0') if token in may), min(may))
+            token = next((token for token in (EOS, *b'"}]0') if token in may), min(may))
         self.matcher.advance(token)
         assert self.matcher.fault is None
         return token

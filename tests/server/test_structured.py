@@ -81,7 +81,8 @@ async def test_json_object_and_schemas_left_out() -> None:
             value = json.loads(content(answer))
             assert isinstance(value, dict) or form["type"] == "json_schema"
     async with lift(FakeRunner(answering("Sure! {}"))) as server:
-        assert content((await server.chat(response_format={"type": "json_object"})).json()) == "{}"
+        answer = (await server.chat(response_format={"type": "json_object"})).json()
+        assert isinstance(json.loads(content(answer)), dict)
 
 
 FORMS: list[tuple[JSON, str]] = [
