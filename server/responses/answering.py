@@ -74,14 +74,16 @@ class Answering:
 
     def abandon(self) -> None:
         """Its reader is gone. What it had read of is kept: it knows the id."""
+        if self.settled.is_set():
+            return
         if self.response is None:
             self.cancel()
             for _ in self.encoder.finish_items("incomplete"):
                 pass
             self.response = self.encoder.response("cancelled")
-            if self.store is not None and not self._deleted:
-                self.store.put_soon(self.id, self._stored(self.response))
-            self.settled.set()
+        if self.store is not None and not self._deleted:
+            self.store.put_soon(self.id, self._stored(self.response))
+        self.settled.set()
 
     def append(self, event: Payload | None) -> None:
         """To the log, of whoever answers in the background; None is its end."""
@@ -155,12 +157,12 @@ class Answering:
         if self.store is None or self._deleted:
             return
         try:
-            kept = await self.store.put(self.id, self._stored(response))
+            kept = await self.store.put(self.id, self._stored(response), anew=not self.background)
         except APIError:  # logged by the store
             kept = False
         else:
             if not kept:
-                logger.warning("a response is larger than the store and is not kept")
+                logger.warning("a response was deleted or is larger than the store, and is not kept")
         if not kept:
             response["store"] = False
 

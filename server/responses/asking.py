@@ -12,7 +12,8 @@ from chairlift.server.body import parse
 from chairlift.server.context import Context
 from chairlift.server.errors import invalid, shorten
 from chairlift.server.responses.conversation import ConversationBuilder
-from chairlift.server.responses.items import Payload, payload, user_message
+from chairlift.server.responses.items import Payload, is_ours, payload, user_message
+from chairlift.server.responses.registry import Responses
 from chairlift.server.responses.store import ResponseStore
 from chairlift.server.responses.translation import Translation, translate
 from chairlift.server.wire.parameters import RESPONSES, Surface
@@ -99,7 +100,7 @@ async def read(raw: bytes, context: Context, surface: Surface = RESPONSES) -> As
     wire = await asyncio.to_thread(parse, raw, ResponsesRequest, surface, settings.max_json_depth)
     store = context.responses.store
     kept = _check(wire, store)
-    earlier = await _earlier(wire, store)
+    earlier = await _earlier(wire, context.responses)
     given: list[Item]
     if isinstance(wire.input, str):
         given = [user_message(wire.input)]
@@ -135,12 +136,12 @@ def _check(wire: ResponsesRequest, store: ResponseStore) -> bool:
     return kept
 
 
-async def _earlier(wire: ResponsesRequest, store: ResponseStore) -> list[Payload]:
+async def _earlier(wire: ResponsesRequest, responses: Responses) -> list[Payload]:
     """The items of the response that this one follows."""
     id = wire.previous_response_id
     if id is None:
         return []
-    previous = await store.get(id, use=True) if store.enabled else None
+    previous = await responses.find(id, use=True)
     if previous is None:
         raise invalid(
             f"Previous response with id {shorten(id)!r} not found.",
@@ -158,7 +159,7 @@ async def _earlier(wire: ResponsesRequest, store: ResponseStore) -> list[Payload
 
 async def _resolve(items: Sequence[Item], store: ResponseStore) -> list[Item]:
     """Items in place of references to them."""
-    wanted = [item.id for item in items if isinstance(item, ItemReference)]
+    wanted = [item.id for item in items if isinstance(item, ItemReference) and is_ours(item.id)]
     found = await store.find_items(wanted) if wanted and store.enabled else {}
     resolved: list[Item] = []
     for index, item in enumerate(items):

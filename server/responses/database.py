@@ -184,15 +184,23 @@ class ResponseDatabase:
 
     # -- writing
 
-    def put(self, id: str, stored: Stored) -> bool:
+    def put(self, id: str, stored: Stored, *, anew: bool = True) -> bool:
         """Keep a response, in place of what was kept under its id; then evict what is over the bounds, the
-        least recently used first. False: it is larger than all that may be kept, and is not."""
+        least recently used first, and what is still being answered last.
+
+        Args:
+            anew: False: only in place of what is there.
+
+        Returns: False: it is larger than all that may be kept, or not there, and is not kept.
+        """
         now = self._clock()
         body = json.dumps(stored.body, ensure_ascii=False)
         places = len(stored.conversation) + len(stored.output)
         size = len(body.encode()) + len(stored.events or b"") + ROW_BYTES * (1 + places)
         with self._transaction() as connection:
             before = connection.execute("SELECT created FROM responses WHERE id = ?", (id,)).fetchone()
+            if before is None and not anew:
+                return False
             connection.execute("DELETE FROM responses WHERE id = ?", (id,))
             connection.execute(
                 "INSERT INTO responses VALUES (?, ?, ?, ?, ?, ?, ?)",
@@ -221,7 +229,7 @@ class ResponseDatabase:
             or self._total(connection) > self._bounds.bytes
         ):
             oldest = connection.execute(
-                "SELECT id FROM responses WHERE id <> ? ORDER BY used LIMIT 1", (keep,)
+                "SELECT id FROM responses WHERE id <> ? ORDER BY owner IS NOT NULL, used LIMIT 1", (keep,)
             ).fetchone()
             if oldest is None:
                 return

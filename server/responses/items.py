@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import re
 import uuid
 from collections.abc import Sequence
 
@@ -33,6 +34,11 @@ reasoning anyway, and there is nobody else to hide it from."""
 
 def new_id(prefix: str) -> str:
     return f"{prefix}_{uuid.uuid4().hex}"
+
+
+def is_ours(id: str) -> bool:
+    """Made by `new_id`, so that nobody else's item has it: clients give ids to items, too."""
+    return re.fullmatch(r"[a-z]+_[0-9a-f]{32}", id) is not None
 
 
 def seal(text: str) -> str:

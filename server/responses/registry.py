@@ -102,12 +102,16 @@ class Responses:
             return answering.snapshot
         return (await self._stored(id)).response
 
+    async def find(self, id: str, *, use: bool = False) -> Stored | None:
+        """What is kept of it. Args: use: a request goes on from it."""
+        stored = await self.store.get(id, use=use) if self.store.enabled else None
+        if stored is None or stored.owner is None or await self._is_answered(id, stored.owner):
+            return stored
+        return await self._fail(id, stored)
+
     async def _stored(self, id: str) -> Stored:
-        stored = await self.store.get(id) if self.store.enabled else None
-        if stored is None:
+        if (stored := await self.find(id)) is None:
             raise not_found(id)
-        if stored.owner is not None and not await self._is_answered(id, stored.owner):
-            return await self._fail(id, stored)
         return stored
 
     async def _is_answered(self, id: str, owner: str) -> bool:
@@ -119,7 +123,7 @@ class Responses:
         """Of a process that is gone."""
         error = {"code": "server_error", "message": "The server stopped while it was answering."}
         failed = Stored({**stored.body, "status": "failed", "error": error}, stored.conversation, ())
-        await self.store.put(id, failed)
+        await self.store.put(id, failed, anew=False)
         return failed
 
     async def delete(self, id: str) -> None:

@@ -52,9 +52,9 @@ class ResponseStore:
             self._thread.shutdown()
             self._thread = None
 
-    async def put(self, id: str, stored: Stored) -> bool:
-        """False: it is too large to be kept."""
-        return await self._do(lambda database: database.put(id, stored))
+    async def put(self, id: str, stored: Stored, *, anew: bool = True) -> bool:
+        """False: it is too large to be kept; or, unless `anew`, it was deleted."""
+        return await self._do(lambda database: database.put(id, stored, anew=anew))
 
     def put_soon(self, id: str, stored: Stored) -> None:
         """For where nothing can be awaited any more; a failure is logged."""

@@ -74,10 +74,11 @@ async def create(http: Request) -> Response:
         return ResponseStream(responses, answering, headers, settings.ping_s)
     try:
         response = await unless_gone(http, (answering.stream,), _whole(answering))
+        if response is None:
+            answering.forget()  # nobody knows its id
+            return Response(status_code=CLIENT_CLOSED_REQUEST)
     finally:
         responses.leave(answering)
-    if response is None:
-        return Response(status_code=CLIENT_CLOSED_REQUEST)
     return PayloadResponse(response, headers=headers)
 
 

@@ -65,6 +65,23 @@ def test_put_again_replaces() -> None:
         assert kept.get("a") == Stored({"status": "completed"}, (item("1"),), (item("2"),))
 
 
+def test_what_was_deleted_meanwhile_stays_so() -> None:
+    with database() as (kept, _):
+        kept.put("a", Stored({}, (item("1"),), (), owner="me"))
+        assert kept.put("a", stored("a", item("1")), anew=False)
+        kept.delete("a")
+        assert not kept.put("a", stored("a", item("1")), anew=False)
+        assert kept.get("a") is None and kept.find_items(["1"]) == {}
+
+
+def test_what_is_being_answered_goes_last() -> None:
+    with database(bounds=Bounds(2, 10**9, 1e9)) as (kept, _):
+        kept.put("a", Stored({}, (), (), owner="me"))
+        kept.put("b", stored("b"))
+        kept.put("c", stored("c"))
+        assert kept.get("b") is None and kept.get("a") is not None
+
+
 def test_a_deleted_response_leaves_those_that_follow_it_whole() -> None:
     with database() as (kept, _):
         kept.put("a", stored("a", item("1"), output=(item("2"),)))

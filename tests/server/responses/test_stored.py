@@ -224,7 +224,11 @@ async def test_references_to_items() -> None:
                 {"role": "user", "content": "Go on."},
             ],
         )
-    assert [m["content"] for m in tokenizer.conversations[-1]] == ["Hi", "Hello!", "Go on."]
+        assert [m["content"] for m in tokenizer.conversations[-1]] == ["Hi", "Hello!", "Go on."]
+        # An id that a client made up may be another client's, too.
+        await response_of(server, input=[{"role": "user", "content": "secret", "id": "msg_1"}])
+        error = error_of(await respond(server, input=[{"type": "item_reference", "id": "msg_1"}]), 400)
+        assert (error["param"], error["code"]) == ("input[0].id", "item_not_found")
 
 
 async def test_a_file_outlives_the_server_and_serves_two(tmp_path: Path) -> None:
@@ -248,6 +252,7 @@ async def test_what_was_answered_by_a_server_that_died(tmp_path: Path) -> None:
     body = {**response, "id": "resp_dead", "status": "in_progress"}
     del body["output"]
     kept.put("resp_dead", Stored(body, (), (), owner="somebody"))
+    kept.put("resp_dying", Stored({**body, "id": "resp_dying"}, (), (), owner="somebody"))
     kept.put("resp_alive", Stored({**body, "id": "resp_alive"}, (), (), owner="neighbour"))
     kept.seen("neighbour")
     kept.close()
@@ -260,6 +265,7 @@ async def test_what_was_answered_by_a_server_that_died(tmp_path: Path) -> None:
         }
         assert (await retrieved(server, "resp_dead"))["status"] == "failed"
         assert (await retrieved(server, "resp_alive"))["status"] == "in_progress"
+        assert (await response_of(server, previous_response_id="resp_dying"))["status"] == "completed"
         refused = await respond(server, previous_response_id="resp_alive")
         assert error_of(refused, 400)["param"] == "previous_response_id"
         error_of(await server.client.post(f"{RESPONSES}/resp_alive/cancel"), 409)
