@@ -16,7 +16,7 @@ from chairlift.cache.mlx_lm_batching import MENDS
 from chairlift.engine.models.folders import cache_folder
 from chairlift.patches import MLX, MLX_LM, MLX_VLM, PATCHES, apply_patches
 
-PACKAGES = ("chairlift", "mlx", "mlx-lm", "mlx-vlm", "transformers")
+PACKAGES = ("chairlift", "mlx", "mlx-lm", "mlx-vlm", "mlx-embeddings", "transformers")
 _MAPS = Path("/proc/self/maps")
 
 

@@ -60,4 +60,23 @@ def create_app(
 
 
 def _respond(error: errors.APIError, scope: Scope) -> Response:
+    if isinstance(error, errors.ModelNotFound):
+        error = _other_use(error, scope)
     return error_response(error, scope) if is_anthropic(scope) else error.response()
+
+
+def _other_use(error: errors.ModelNotFound, scope: Scope) -> errors.APIError:
+    """What is wrong is not the name, where the embedding model is asked to generate text."""
+    embedder = scope["app"].state.context.embedder
+    if (
+        scope["method"] != "POST"
+        or embedder is None
+        or not embedder.ready
+        or error.name != embedder.info.name
+    ):
+        return error
+    return errors.invalid(
+        f"The model {error.name!r} is served for embeddings or scores; it generates no text.",
+        "model",
+        "unsupported_value",
+    )

@@ -74,10 +74,18 @@ def unsupported(param: str, message: str | None = None) -> APIError:
     return invalid(message or f"{param} is not supported.", param, "unsupported_parameter")
 
 
+class ModelNotFound(APIError):
+    """`name`: what the client asked for."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            404, f"The model {shorten(name)!r} does not exist.", param="model", code="model_not_found"
+        )
+        self.name = name
+
+
 def model_not_found(name: str) -> APIError:
-    return APIError(
-        404, f"The model {shorten(name)!r} does not exist.", param="model", code="model_not_found"
-    )
+    return ModelNotFound(name)
 
 
 def internal_error() -> APIError:

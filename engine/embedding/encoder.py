@@ -18,6 +18,11 @@ TOLERANCE = 1e-3
 pooled states, far below what a missing mask changes."""
 
 
+TIDY_BATCHES = 64
+"""Batches between two clearings of the allocator's cache: every batch has a shape of its own, and what was
+kept for others is seldom used again."""
+
+
 class MlxEncoder:
     """`chairlift.engine.embedding.types.Encoder`.
 
@@ -31,6 +36,7 @@ class MlxEncoder:
         self._states: States | None = states
         self._head: Head | None = head
         self._pad_id = pad_id
+        self._batches = 0
 
     def encode(self, texts: Sequence[TokenizedText]) -> Vectors:
         assert self._states is not None and self._head is not None, "closed"
@@ -44,6 +50,9 @@ class MlxEncoder:
         there = mx.array(mask)
         hidden = self._states(mx.array(ids), mx.array(types), there)
         vectors: Vectors = np.array(self._head(hidden, there).astype(mx.float32))
+        self._batches += 1
+        if self._batches % TIDY_BATCHES == 0:
+            mx.clear_cache()
         return vectors
 
     def close(self, *, thread_ends: bool) -> None:

@@ -110,3 +110,5 @@ _ROBERTA = frozenset({"roberta", "xlm-roberta"})
 _LOGITS: Mapping[str, Callable[[Config, Weights, Any], Head]] = MappingProxyType(
     {"bert": _bert, "roberta": _roberta, "xlm-roberta": _roberta, "modernbert": _modernbert}
 )
+SCORED_FAMILIES = frozenset(_LOGITS)
+"""Of which cross-encoders are served."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from chairlift.engine.engine import Engine
 from chairlift.server.context import Context, context_of
 from chairlift.server.errors import APIError
 from chairlift.server.payload import PayloadResponse
@@ -18,7 +17,7 @@ router = APIRouter()
 async def health(request: Request) -> Response:
     """503 where a step does not come back: the loop is alive, the device is not."""
     context = context_of(request)
-    state = {"status": _status(context), **_steps(context.generation), **_batches(context)}
+    state = {"status": _status(context), **_steps(context)}
     stalled_s = state["stalled_s"]
     assert isinstance(stalled_s, float)
     if stalled_s > context.settings.wedge_after_s:
@@ -27,30 +26,22 @@ async def health(request: Request) -> Response:
     return PayloadResponse(state)
 
 
-def _steps(engine: Engine | None) -> dict[str, object]:
-    if engine is None:
-        return {}
-    stats = engine.stats()
-    return {
-        "last_step_age_s": stats.last_step_age_s,
-        "stalled_s": stats.stalled_s,
-        "busy": stats.busy,
-        "running": stats.running,
-        "waiting": stats.waiting,
-    }
-
-
-def _batches(context: Context) -> dict[str, object]:
-    """Of a server without a generating engine; beside one, a batch that stalls makes a step wait."""
-    if context.generation is not None or context.embedder is None:
-        return {}
-    stats = context.embedder.stats()
-    return {
-        "stalled_s": stats.stalled_s,
-        "busy": bool(stats.running or stats.waiting),
-        "running": stats.running,
-        "waiting": stats.waiting,
-    }
+def _steps(context: Context) -> dict[str, object]:
+    """Of steps, and of batches of texts, which may stall as steps do; rows and waiting requests are those of
+    the generating model, where there is one."""
+    state: dict[str, object] = {}
+    stalled_s = 0.0
+    if context.embedder is not None:
+        batches = context.embedder.stats()
+        stalled_s = batches.stalled_s
+        busy = bool(batches.running or batches.waiting)
+        state |= {"busy": busy, "running": batches.running, "waiting": batches.waiting}
+    if context.generation is not None:
+        steps = context.generation.stats()
+        stalled_s = max(stalled_s, steps.stalled_s)
+        state |= {"busy": steps.busy, "running": steps.running, "waiting": steps.waiting}
+        state["last_step_age_s"] = steps.last_step_age_s
+    return {**state, "stalled_s": stalled_s}
 
 
 @router.head("/health/ready", include_in_schema=False)

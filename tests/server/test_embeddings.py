@@ -157,6 +157,15 @@ async def test_which_model() -> None:
         assert (card["id"], card["max_model_len"]) == (EMBEDDER, 64)
         chat = await running.client.post("/v1/chat/completions", json=chat_body(max_tokens=2))
         assert chat.status_code == 200
+        for path, body in (
+            ("/v1/chat/completions", chat_body()),
+            ("/v1/completions", {"prompt": "a"}),
+            ("/tokenize", {"prompt": "a"}),
+        ):
+            answer = await running.client.post(path, json={**body, "model": EMBEDDER})
+            error = error_of(answer, 400)
+            assert (error["param"], error["code"]) == ("model", "unsupported_value")
+            assert "generates no text" in str(error["message"])
     async with embedding_lift(task=Task.SCORE) as running:
         error = error_of(await running.embed("a"), 400)
         assert "/v1/rerank" in str(error["message"])
@@ -252,6 +261,22 @@ async def test_a_client_that_leaves_frees_its_place() -> None:
         running.encoder.gate.open()
         await first
         assert [len(batch) for batch in running.encoder.batches] == [1]
+
+
+async def test_a_batch_that_does_not_come_back_shows_in_health() -> None:
+    for generation in (True, False):
+        async with embedding_lift(
+            generation=generation, settings=ServerSettings(wedge_after_s=0.0)
+        ) as running:
+            assert (await running.client.get("/health")).json()["stalled_s"] == 0
+            running.encoder.gate.close()
+            asked = asyncio.create_task(running.embed("a"))
+            await gated(running)
+            health = await running.client.get("/health")
+            assert (health.status_code, health.json()["status"]) == (503, "stalled")
+            running.encoder.gate.open()
+            assert (await asked).status_code == 200
+            assert (await running.client.get("/health")).status_code == 200
 
 
 async def test_the_body_limit_holds() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import sys
 from pathlib import Path
 
@@ -13,6 +14,8 @@ pytest.importorskip("mlx_embeddings")
 
 import mlx.core as mx
 
+from chairlift.engine.embedding.families import FAMILIES
+from chairlift.engine.embedding.heads import SCORED_FAMILIES
 from chairlift.engine.embedding.loader import load_embedder
 from chairlift.engine.embedding.pooling import Pooling, pool
 from chairlift.engine.embedding.types import TokenizedText
@@ -217,3 +220,12 @@ def test_without_the_extra_it_says_what_to_install(tmp_path: Path, monkeypatch: 
     monkeypatch.setitem(sys.modules, "mlx_embeddings", None)
     with pytest.raises(ModelUnavailable, match=r"chairlift\[embeddings\]"):
         load_embedder(folder, "m")
+
+
+def test_the_documentation_lists_the_families() -> None:
+    page = Path(__file__).parents[3] / "docs" / "embeddings.md"
+    table = page.read_text(encoding="utf-8").partition("## Models")[2].partition("\n## ")[0]
+    rows = [line.split("|")[1:4] for line in table.splitlines() if line.startswith("| `")][1:]
+    listed = {name: kinds for kinds in rows for name in re.findall(r"`([^`]+)`", kinds[0])}
+    assert {name: kinds[1].strip() for name, kinds in listed.items()} == dict.fromkeys(FAMILIES, "yes")
+    assert {name for name, kinds in listed.items() if kinds[2].strip() == "yes"} == SCORED_FAMILIES
