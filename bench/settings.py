@@ -48,15 +48,15 @@ def shaped(row: int, **more: float | int) -> SamplingParams:
 
 
 SHAPED = tuple(shaped(row) for row in range(ROWS))
-CONSTRAINED = "the same, every second row under a schema"
+CONSTRAINED = "the first, every second row under a schema"
 SETS: dict[str, tuple[SamplingParams, ...]] = {
     "plain, greedy": (SamplingParams(temperature=0),) * ROWS,
     "plain, temperature 0.8": tuple(SamplingParams(temperature=0.8, seed=row) for row in range(ROWS)),
     "penalties, logit_bias, min_tokens, seed, stop": SHAPED,
     CONSTRAINED: SHAPED,
-    "the same, logprobs 0 to 5": tuple(shaped(row, logprobs=row % 6) for row in range(ROWS)),
-    "the same, top_p and top_k": tuple(
-        shaped(row, top_p=0.9 + row / 200, top_k=20 + row) for row in range(ROWS)
+    "the first, logprobs 0 to 5": tuple(shaped(row, logprobs=row % 6) for row in range(ROWS)),
+    "the first, top_p and half of them top_k": tuple(
+        shaped(row, top_p=0.9 + row / 200, top_k=row % 2 * 20) for row in range(ROWS)
     ),
     "greedy, logprobs 0 to 5": tuple(SamplingParams(temperature=0, logprobs=row % 6) for row in range(ROWS)),
 }

@@ -29,22 +29,20 @@ def weights(logits: mx.array, settings: Sequence[SamplingParams]) -> mx.array:
         logits = logits / _column(heat)
     weights = mx.softmax(logits, axis=-1, precise=True)
     vocab = logits.shape[-1]
-    weights = _on(weights, settings, lambda params: 0 < params.top_k < vocab, _top_k)
-    weights = _on(weights, settings, lambda params: params.top_p < 1, _top_p)
-    return _on(weights, settings, lambda params: params.min_p > 0, _min_p)
+    few = [row for row, params in enumerate(settings) if 0 < params.top_k < vocab]
+    many = [row for row, params in enumerate(settings) if params.top_p < 1 and row not in few]
+    most = max((settings[row].top_k for row in few), default=0)
+    weights = _on(weights, settings, few, lambda part, chosen: _top(part, chosen, most))
+    weights = _on(weights, settings, many, lambda part, chosen: _top(part, chosen, vocab))
+    sharp = [row for row, params in enumerate(settings) if params.min_p > 0]
+    return _on(weights, settings, sharp, _min_p)
 
 
 Filter = Callable[[mx.array, list[SamplingParams]], mx.array]
 
 
-def _on(
-    weights: mx.array,
-    settings: Sequence[SamplingParams],
-    wanted: Callable[[SamplingParams], bool],
-    change: Filter,
-) -> mx.array:
-    """`change` on the rows that want it."""
-    rows = [row for row, params in enumerate(settings) if wanted(params)]
+def _on(weights: mx.array, settings: Sequence[SamplingParams], rows: list[int], change: Filter) -> mx.array:
+    """`change` on some rows."""
     if not rows:
         return weights
     return replaced(weights, rows, change(taken(weights, rows), [settings[row] for row in rows]))
@@ -53,19 +51,30 @@ def _on(
 # Where a mask is applied it multiplies: on a CPU several times faster than a choice between two arrays.
 
 
-def _top_k(weights: mx.array, settings: list[SamplingParams]) -> mx.array:
-    counts = [params.top_k for params in settings]
-    if max(counts) * BLOCK < weights.shape[1]:
-        _, found = highest(weights, max(counts))
-        last = mx.take_along_axis(found, mx.array(counts, dtype=mx.int32)[:, None] - 1, axis=-1)
-        return weights * (weights >= last)
-    return weights * _heaviest(weights, None, _column(counts))
+def _top(weights: mx.array, settings: list[SamplingParams], most: int) -> mx.array:
+    """top_k and top_p. Tokens that weigh as much as the lightest one kept are kept too.
 
-
-def _top_p(weights: mx.array, settings: list[SamplingParams]) -> mx.array:
-    # Never no mass at all, which a top_p too small for float32 would ask for.
-    share = mx.maximum(_column([params.top_p for params in settings]), 1e-30)
-    return weights * _heaviest(weights, weights, share * weights.sum(axis=-1, keepdims=True))
+    Args:
+        most: tokens that the rows' top_k keep, or the vocabulary for rows without.
+    """
+    vocab = weights.shape[1]
+    if most * BLOCK < vocab:
+        _, found = highest(weights, most)
+    else:
+        found = -mx.sort(-weights, axis=-1)
+    last = [min(params.top_k, vocab) - 1 if params.top_k else vocab - 1 for params in settings]
+    at = mx.array(last, dtype=mx.int32)[:, None]
+    if any(params.top_k for params in settings):
+        weights = weights * (weights >= mx.take_along_axis(found, at, axis=-1))
+    if any(params.top_p < 1 for params in settings):
+        # Never no mass at all, which a top_p too small for float32 would ask for.
+        share = mx.maximum(_column([params.top_p for params in settings]), 1e-30)
+        enough = mx.cumsum(found, axis=-1) >= share * weights.sum(axis=-1, keepdims=True)
+        # Sums stray by rounding: rows without the filter are left out, and a share near 1 may be missed.
+        passed = enough.any(axis=-1, keepdims=True) & mx.array([[params.top_p < 1] for params in settings])
+        reached = mx.where(passed, mx.argmax(enough, axis=-1, keepdims=True), at)
+        weights = weights * (weights >= mx.take_along_axis(found, mx.minimum(reached, at), axis=-1))
+    return weights
 
 
 def _min_p(weights: mx.array, settings: list[SamplingParams]) -> mx.array:
@@ -109,22 +118,3 @@ def exclude_top(
 
 def _column(values: Sequence[float]) -> mx.array:
     return mx.array(list(values), dtype=mx.float32)[:, None]
-
-
-def _heaviest(weights: mx.array, counted: mx.array | None, target: mx.array) -> mx.array:
-    """Boolean `[rows, vocab]`: the fewest entries, largest first, whose `counted` reach `target` `[rows, 1]`.
-
-    Entries equal to the smallest one kept are kept too; entries count 1 where `counted` is None. Finds the
-    threshold by bisection over the bits of float32, which order non-negative numbers as integers do: several
-    times faster than sorting a vocabulary.
-    """
-    order = weights.view(mx.int32)
-    low = mx.zeros(target.shape, dtype=mx.int32)
-    high = order.max(axis=-1, keepdims=True) + 1
-    for _ in range(31):
-        middle = low + ((high - low) >> 1)
-        over = order >= middle
-        reached = over if counted is None else over * counted
-        enough = reached.sum(axis=-1, keepdims=True) >= target
-        low, high = mx.where(enough, middle, low), mx.where(enough, high, middle)
-    return order >= low

@@ -142,6 +142,29 @@ def test_the_draw_is_where_the_share_falls(
     )
 
 
+def test_a_row_without_top_p_keeps_what_rounds_to_nothing_in_any_company() -> None:
+    """Tokens of 1e-12 beside one of nearly 1: a sum of all reaches 1 without them."""
+    logits = np.zeros((3, 20_000), dtype=np.float32)
+    logits[:, 7] = 30.0
+    settings = [SamplingParams(top_k=50), SamplingParams(top_k=30, top_p=0.5), SamplingParams()]
+    logits[:, :60] += np.linspace(0, 1, 60, dtype=np.float32)
+    together = np.array(weights(mx.array(logits), settings))
+    for row, params in enumerate(settings):
+        alone = np.array(weights(mx.array(logits[row : row + 1]), [params]))
+        assert (together[row] == alone[0]).all()
+    assert [(part > 0).sum() for part in together] == [50, 1, 20_000]
+
+
+@pytest.mark.parametrize("vocab", [40, 3000])
+@pytest.mark.parametrize("params", [{"top_k": 5}, {"top_k": 5, "top_p": 0.6}, {"top_p": 0.6}, {"top_k": 35}])
+def test_filters_over_vocabularies_of_many_blocks(vocab: int, params: dict[str, float]) -> None:
+    settings = SamplingParams(**params)  # type: ignore[arg-type]
+    logits = np.random.default_rng(vocab).normal(size=vocab).astype(np.float32) * 2
+    got = np.array(weights(mx.array(logits[None]), [settings]))[0] > 0
+    want, close = kept(logits.tolist(), settings)
+    assert not close and got.tolist() == want
+
+
 def chi_square(tokens: Sequence[int], probs: np.ndarray) -> float:
     counts = np.bincount(tokens, minlength=len(probs))
     expected = probs * len(tokens)
