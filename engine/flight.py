@@ -11,6 +11,7 @@ from chairlift.engine.constraints.matcher import Matcher
 from chairlift.engine.plan import Sample, Save
 from chairlift.engine.sampling import Draw, Drawn
 from chairlift.engine.sight import SightError
+from chairlift.engine.thinking import ThinkingCount
 
 NOT_A_NUMBER = "The model's output is not a number for this request."
 NOTHING_LEFT = "The settings and the constraint of this request together allow no token."
@@ -37,6 +38,8 @@ class Flight:
     drawn: Drawn | None = None
     followed: dict[int, Matcher] = field(default_factory=dict)
     """Constraints, by row."""
+    thinking: dict[int, ThinkingCount] = field(default_factory=dict)
+    """Of rows whose thinking is bounded and not over."""
     arrays: list[mx.array] = field(default_factory=list)
     saves: list[Save] = field(default_factory=list)
     encoded: set[int] = field(default_factory=set)
@@ -74,6 +77,8 @@ class Flight:
                 continue
             if row in self.followed:
                 self.followed[row].advance(tokens[at])
+            if row in self.thinking:
+                self.thinking[row].advance(tokens[at])
             wanted = self.wanted[row]
             if wanted is None:
                 samples[row] = Sample(tokens[at])

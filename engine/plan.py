@@ -12,6 +12,7 @@ from typing import Protocol
 from chairlift.engine.constraints import Compiler, Constraint
 from chairlift.engine.media import MediaProcessor, PreparedMedia
 from chairlift.engine.request import SamplingParams
+from chairlift.engine.thinking import ThinkingBudget
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +74,7 @@ class NewRow:
     """The row's first span starts behind these tokens."""
     constraint: Constraint | None = None
     """What its answer must follow, from the first token drawn on."""
+    thinking: ThinkingBudget | None = None
 
 
 @dataclass(frozen=True, slots=True)

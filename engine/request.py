@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from chairlift.engine.constraints.constraint import Constraint
 from chairlift.engine.errors import InvalidParameter
 from chairlift.engine.media import PreparedMedia
+from chairlift.engine.thinking import ThinkingBudget
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_LENGTH = 1024
@@ -166,6 +167,8 @@ class Request:
     """Requests share kept prefixes only with those of the same salt."""
     constraint: Constraint | None = None
     """What the answer must follow; the end of the model's own answer is part of that."""
+    thinking: ThinkingBudget | None = None
+    """How long the answer may think; None: as long as it likes."""
 
     def __post_init__(self) -> None:
         if not self.prompt_token_ids:

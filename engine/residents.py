@@ -21,6 +21,7 @@ from chairlift.engine.constraints.matcher import Matcher
 from chairlift.engine.plan import NewRow
 from chairlift.engine.sampling import Draw, Marks, Shaping
 from chairlift.engine.sight import RowSight
+from chairlift.engine.thinking import ThinkingCount
 
 
 @dataclass(slots=True)
@@ -44,14 +45,18 @@ class Resident:
     shaping: Shaping | None = field(init=False)
     matcher: Matcher | None = field(init=False)
     """Its constraint, up to the last token that the host has seen."""
+    thinking: ThinkingCount | None = field(init=False)
+    """The same, of its thinking."""
 
     def __post_init__(self) -> None:
         self.shaping = self.marks.shaping(self.spec)
-        constraint = self.spec.constraint
+        constraint, budget = self.spec.constraint, self.spec.thinking
         self.matcher = constraint.compiled.matcher() if constraint is not None else None
-        if self.matcher is not None:
-            for token in self.spec.known[len(self.spec.known) - self.spec.drawn :]:
-                self.matcher.advance(token)
+        self.thinking = ThinkingCount(budget) if budget is not None else None
+        for follower in (self.matcher, self.thinking):
+            if follower is not None:
+                for token in self.spec.known[len(self.spec.known) - self.spec.drawn :]:
+                    follower.advance(token)
 
     @property
     def delta(self) -> int:

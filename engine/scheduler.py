@@ -416,10 +416,20 @@ class Scheduler:
             row.cached = row.prefilled
         media = row.request.media if row.unseen else None
         prompt = row.request.prompt_token_ids if media is not None else ()
-        constraint = row.request.constraint
-        known = row.known if row.request.sampling.counts_tokens or constraint is not None else ()
+        constraint, thinking = row.request.constraint, row.request.thinking
+        follows = constraint is not None or thinking is not None
+        known = row.known if row.request.sampling.counts_tokens or follows else ()
         return NewRow(
-            row.id, row.request.sampling, row.seed, row.drawn, media, prompt, known, restore, constraint
+            row.id,
+            row.request.sampling,
+            row.seed,
+            row.drawn,
+            media,
+            prompt,
+            known,
+            restore,
+            constraint,
+            thinking,
         )
 
     def _launch_span(self, row: Row, tokens: int) -> Span:

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from chairlift.engine.output.formats import OutputFormat
 from chairlift.engine.plan import Tokenizer
+from chairlift.engine.thinking import ThinkingBudget
 from chairlift.server.errors import invalid, unsupported
 from chairlift.server.wire.chat import ChatRequest
 
 SWITCHES = ("enable_thinking", "thinking")
 EFFORT = "reasoning_effort"
+BUDGET = "thinking_token_budget"
 OFF = ("none", "minimal")
 """Efforts that turn the thinking off, where it can only be on or off."""
 NEAREST = {"minimal": "low", "xhigh": "high", "max": "high"}
@@ -65,6 +67,33 @@ def _effort(
             raise unsupported(EFFORT, "reasoning_effort none is not supported: this model always thinks.")
         return None, False if thinks is None else thinks
     return NEAREST[effort], thinks
+
+
+def thinking_budget(
+    wire: ChatRequest, tokenizer: Tokenizer, output: OutputFormat, prefix: str, prompt_end: str
+) -> ThinkingBudget | None:
+    """What `thinking_token_budget` comes to: None without it, or where the prompt says not to think.
+
+    Args:
+        prefix: what the prompt holds of the answer already.
+        prompt_end: text of its last tokens, special ones included.
+
+    Raises:
+        APIError: 400, for a model whose thinking does not end with one token.
+    """
+    most = wire.thinking_token_budget
+    if most is None:
+        return None
+    if not output.reasons:
+        raise unsupported(BUDGET, _cannot(BUDGET, output))
+    thinking = output.thinking
+    if output.closes(prompt_end):
+        return None
+    end = None if thinking is None else tokenizer.token_id(thinking.end)
+    start = None if thinking is None or prefix else tokenizer.token_id(thinking.start)
+    if end is None or (start is None and not prefix):
+        raise unsupported(BUDGET, f"{BUDGET} is not supported: this model's marks of thinking are no tokens.")
+    return ThinkingBudget(most, end, start)
 
 
 def _cannot(asked: str, output: OutputFormat) -> str:

@@ -23,7 +23,7 @@ from chairlift.server.choices import Choices, choices_of
 from chairlift.server.errors import invalid, model_not_found, unsupported
 from chairlift.server.media.images import ImageReference
 from chairlift.server.messages import characters, image_references, render, text_gone_on_with
-from chairlift.server.reasoning import template_variables
+from chairlift.server.reasoning import template_variables, thinking_budget
 from chairlift.server.sampling import check_vocabulary, sampling_params
 from chairlift.server.settings import ServerSettings
 from chairlift.server.structured import Asked, constraint_of, content_of
@@ -153,6 +153,7 @@ def prepare_chat(
         media=media,
         visible_token_ids=output.visible,
         constraint=constraint,
+        thinking=thinking_budget(wire, tokenizer, output, prefix, prompt_end),
     )
     return Prepared(
         chat.choices.requests([request]),

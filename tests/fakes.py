@@ -33,6 +33,7 @@ from chairlift.engine.plan import (
     StepPlan,
     StepResult,
 )
+from chairlift.engine.thinking import ThinkingCount
 from tests.vocabularies import allowed, vocabulary
 
 BOS, EOS, START, END = 256, 257, 258, 259
@@ -158,24 +159,33 @@ class FakeRow:
     drawn: int = 0
     prefilled: bool = False
     matcher: Matcher | None = field(init=False)
+    thinking: ThinkingCount | None = field(init=False)
 
     def __post_init__(self) -> None:
-        constraint = self.new.constraint
+        constraint, budget = self.new.constraint, self.new.thinking
         self.matcher = constraint.compiled.matcher() if constraint is not None else None
-        if self.matcher is not None:
-            for token in self.new.known[len(self.new.known) - self.new.drawn :]:
-                self.matcher.advance(token)
+        self.thinking = ThinkingCount(budget) if budget is not None else None
+        for token in self.new.known[len(self.new.known) - self.new.drawn :]:
+            self._advance(token)
 
     def following(self, token: int) -> int:
-        """The token if the row's constraint allows it, else one that soon ends the answer."""
-        if self.matcher is None:
-            return token
-        may = allowed(self.matcher)
-        if token not in may:
-            token = next((token for token in (EOS, *b'"}]0') if token in may), min(may))
-        self.matcher.advance(token)
-        assert self.matcher.fault is None
+        """The token if the row's constraint and its bound on thinking allow it, else one that soon ends the
+        answer."""
+        if self.thinking is not None and self.thinking.forced is not None:
+            token = self.thinking.forced
+        if self.matcher is not None:
+            may = allowed(self.matcher)
+            if token not in may:
+                token = next((token for token in (EOS, *b'"}]0') if token in may), min(may))
+        self._advance(token)
         return token
+
+    def _advance(self, token: int) -> None:
+        if self.thinking is not None:
+            self.thinking.advance(token)
+        if self.matcher is not None:
+            self.matcher.advance(token)
+            assert self.matcher.fault is None
 
 
 Draw = Callable[[FakeRow], int]

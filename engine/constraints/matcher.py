@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from llguidance import LLExecutor, LLMatcher
@@ -53,14 +53,19 @@ class MaskFiller:
     def __init__(self) -> None:
         self._executor: LLExecutor | None = None
 
-    def fill(self, matchers: Sequence[Matcher | None]) -> np.ndarray:
+    def fill(self, matchers: Sequence[Matcher | None], forced: Mapping[int, int] | None = None) -> np.ndarray:
         """int32 `[rows, words]`: bit t % 32 of word t // 32 is set where the row may draw token t. Rows with
         None may draw all. A matcher that allows nothing gets a `fault`, and its row all bits.
 
+        Args:
+            forced: by row, the one token that it may draw.
+
         Raises:
-            ValueError: there is no matcher at all.
+            ValueError: there is nothing to follow at all.
         """
-        words = max(matcher.words for matcher in matchers if matcher is not None)
+        forced = forced or {}
+        sizes = [matcher.words for matcher in matchers if matcher is not None]
+        words = max(sizes + [token // 32 + 1 for token in forced.values()])
         bits = np.full((len(matchers), words), -1, dtype=np.int32)
         following = [(m, row) for row, m in enumerate(matchers) if m is not None and m.fault is None]
         if len(following) == 1:
@@ -81,6 +86,9 @@ class MaskFiller:
                 matcher.fault = BROKEN.format("it allows no token here")
             if matcher.fault is not None:
                 bits[row] = -1
+        for row, token in forced.items():
+            bits[row] = 0
+            bits.view(np.uint32)[row, token // 32] = 1 << token % 32
         return bits
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import Annotated, Literal
 
-from pydantic import Discriminator, Tag
+from pydantic import Discriminator, Field, Tag
 
 from chairlift.server.wire.base import TEXT, Count, Sampled, Wire
 from chairlift.server.wire.structured import Structured
@@ -128,6 +128,7 @@ class ChatRequest(Sampled, Structured):
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     enable_thinking: bool | None = None
     include_reasoning: bool | None = None
+    thinking_token_budget: Annotated[Count, Field(ge=0)] | None = None
     chat_template_kwargs: dict[str, object] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None

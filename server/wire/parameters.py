@@ -53,7 +53,6 @@ _CHAT: Neutral = {
     "best_of": (1,),
     "chat_template": (),
     "mm_processor_kwargs": ({},),
-    "thinking_token_budget": (),
 }
 
 _COMPLETIONS: Neutral = {

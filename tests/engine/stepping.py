@@ -9,6 +9,7 @@ from itertools import count
 from chairlift.engine.constraints import Constraint
 from chairlift.engine.plan import NewRow, Runner, Sample, Span, StepPlan, StepResult
 from chairlift.engine.request import SamplingParams
+from chairlift.engine.thinking import ThinkingBudget
 
 GREEDY = SamplingParams(temperature=0)
 
@@ -23,6 +24,7 @@ class Rider:
     seed: int = 0
     chunk: int = 512
     constraint: Constraint | None = None
+    thinking: ThinkingBudget | None = None
     samples: list[Sample] = field(default_factory=list)
     failed: str | None = None
     losses: list[str] = field(default_factory=list)
@@ -105,6 +107,7 @@ class Stepper:
             rider.launched,
             known=rider.known,
             constraint=rider.constraint,
+            thinking=rider.thinking,
         )
 
     def _span(self, rider: Rider, row: int) -> Span:

@@ -10,7 +10,7 @@ import pytest
 from openai import AsyncOpenAI
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from tests.fakes import FakeRunner, FakeTokenizer, answering
+from tests.fakes import EOS, FakeRow, FakeRunner, FakeTokenizer, answering
 from tests.server.harness import JSON, MODEL, Lift, error_of, lift, on_socket, stream_of
 
 LOOK: JSON = {
@@ -260,3 +260,37 @@ async def test_what_is_refused(template: str, more: JSON, param: str) -> None:
     async with saying("ok", template=template) as server:
         error = error_of(await server.chat(**more), 400)
     assert error["param"] == param, error
+
+
+async def test_a_budget_ends_the_thinking() -> None:
+    """Opened by the model or by the prompt, by itself or not."""
+    for opens in ("", "<think>\n"):
+        tokenizer = FakeTokenizer(template=QWEN, opens=opens, specials=("<think>", "</think>"))
+        start, end = tokenizer.marked("<think></think>")
+
+        def draw(row: FakeRow, opens: str = opens, start: int = start, end: int = end) -> int:
+            drawn = row.tokens[len(row.tokens) - row.drawn :]
+            if not drawn and not opens:
+                return start
+            if end not in drawn:
+                return ord("m")
+            return [*b"ok", EOS][min(len(drawn) - drawn.index(end) - 1, 2)]
+
+        async with lift(FakeRunner(draw), tokenizer=tokenizer) as server:
+            for budget in (0, 1, 5):
+                reply = (await server.chat(thinking_token_budget=budget)).json()
+                message = reply["choices"][0]["message"]
+                assert message["content"] == "ok"
+                assert message.get("reasoning_content", "") == "m" * budget
+            assert (await server.chat(thinking_token_budget=3, max_tokens=2)).status_code == 200
+            error = error_of(await server.chat(thinking_token_budget=-1), 400)
+            assert error["param"] == "thinking_token_budget"
+
+
+async def test_a_budget_where_the_prompt_says_not_to_think() -> None:
+    tokenizer = FakeTokenizer(
+        template=QWEN, opens="<think>\n\n</think>\n\n", specials=("<think>", "</think>")
+    )
+    async with lift(FakeRunner(answering("ok")), tokenizer=tokenizer) as server:
+        reply = (await server.chat(thinking_token_budget=0)).json()
+    assert reply["choices"][0]["message"]["content"] == "ok"

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from anthropic import AsyncAnthropic, beta_async_tool
 from anthropic.types import Message, MessageParam, ToolParam
 
-from tests.fakes import FakeRow, FakeRunner, FakeTokenizer, answering
+from tests.fakes import EOS, FakeRow, FakeRunner, FakeTokenizer, answering
 from tests.server.anthropic.asking import ask, events_of, refusal
 from tests.server.harness import MODEL, Lift, lift, on_socket
 
@@ -241,3 +241,53 @@ async def test_a_call_cut_off_by_max_tokens() -> None:
                 reply = response.json()
                 assert reply["stop_reason"] == "max_tokens"
                 assert reply["content"][0]["input"] == {"city": "Ulm"}
+
+
+THINKS = "<think></think> enable_thinking"
+
+
+def ruminating(tokenizer: FakeTokenizer) -> FakeRunner:
+    """Thinks for as long as it may."""
+    start, end = tokenizer.marked("<think></think>")
+
+    def draw(row: FakeRow) -> int:
+        drawn = row.tokens[len(row.tokens) - row.drawn :]
+        if not drawn:
+            return start
+        if end not in drawn:
+            return ord("m")
+        return [*b"ok", EOS][min(len(drawn) - drawn.index(end) - 1, 2)]
+
+    return FakeRunner(draw)
+
+
+async def test_the_budget_ends_the_thinking() -> None:
+    tokenizer = FakeTokenizer(template=THINKS, specials=("<think>", "</think>"))
+    async with (
+        lift(ruminating(tokenizer), tokenizer=tokenizer) as server,
+        on_socket(server.app) as url,
+        AsyncAnthropic(base_url=url, api_key="none", max_retries=0) as client,
+    ):
+        message = await client.messages.create(
+            model=MODEL, max_tokens=99, messages=HI, thinking={"type": "enabled", "budget_tokens": 7}
+        )
+        thinking, text = message.content
+        assert thinking.type == "thinking" and thinking.thinking == "m" * 7
+        assert text.type == "text" and text.text == "ok"
+        assert server.tokenizer.template_arguments[-1]["enable_thinking"] is True
+        details = message.usage.output_tokens_details
+        assert details is not None and details.thinking_tokens == 9
+        count = await client.messages.count_tokens(
+            model=MODEL, messages=HI, thinking={"type": "enabled", "budget_tokens": 7}
+        )
+        assert count.input_tokens == message.usage.input_tokens
+
+
+async def test_a_budget_that_cannot_be_kept_is_refused() -> None:
+    budget = {"type": "enabled", "budget_tokens": 7}
+    async with saying("ok", HERMES) as (server, _):
+        error = refusal(await ask(server, thinking=budget), 400)
+        assert "it does not think" in str(error["message"])
+    async with saying("ok", THINKS) as (server, _):  # where the marks are no tokens
+        error = refusal(await ask(server, thinking=budget), 400)
+        assert str(error["message"]).startswith("thinking.budget_tokens is not supported")
