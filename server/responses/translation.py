@@ -37,6 +37,11 @@ SAME = (
 )
 """Parameters that both have, under one name."""
 
+PLACES = re.compile(
+    r"\b(?:messages\[\d+\]|tools\[\d+\]|response_format|max_completion_tokens|reasoning_effort|verbosity"
+    r"|tool_choice\.(?:allowed_tools|function))(?:\.\w+|\[\d+\])*"
+)
+"""Names of places in a chat, as they stand in messages."""
 LOGPROBS = "message.output_text.logprobs"
 
 
@@ -66,7 +71,7 @@ def renaming(names: dict[str, str], conversation: Conversation) -> Iterator[None
         if error.param is None:
             raise
         param = _rename(error.param, names, conversation)
-        message = error.message.replace(error.param, param, 1)
+        message = PLACES.sub(lambda place: _rename(place[0], names, conversation), error.message)
         raise APIError(
             error.status, message, kind=error.kind, param=param, code=error.code, headers=error.headers
         ) from None
@@ -84,11 +89,15 @@ def translate(wire: ResponsesRequest, conversation: Conversation) -> Translation
         "response_format.json_schema": "text.format",
         "verbosity": "text.verbosity",
         "logprobs": "include",
+        "tool_choice.allowed_tools": "tool_choice",
+        "tool_choice.function": "tool_choice",
     }
     chat: dict[str, object] = {name: getattr(wire, name) for name in SAME}
     chat["messages"] = conversation.messages
     chat["max_completion_tokens"] = wire.max_output_tokens
     chat["parallel_tool_calls"] = wire.parallel_tool_calls
+    if wire.structured_outputs is not None:
+        chat["structured_outputs"] = wire.structured_outputs.model_dump(by_alias=True, exclude_none=True)
     if wire.reasoning is not None:
         chat["reasoning_effort"] = wire.reasoning.effort
     if wire.text is not None:
@@ -187,7 +196,8 @@ def _response_format(form: Format | None) -> dict[str, object] | None:
 
 def _rename(param: str, names: dict[str, str], conversation: Conversation) -> str:
     """The longest part of `param` that has a name in the body is replaced by it."""
-    if match := re.match(r"messages\[(\d+)\](\.content\b)?(.*)", param):
+    match = re.match(r"messages\[(\d{1,9})\](\.content\b)?(.*)", param)
+    if match and int(match[1]) < len(conversation.places):
         place = conversation.places[int(match[1])]
         if match[2] is None or place.content is None:
             return place.param

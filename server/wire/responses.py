@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 from pydantic import ConfigDict, Discriminator, Field, Tag, TypeAdapter
 
 from chairlift.server.wire.base import TEXT, Count, Drawn, Metadata, Wire
+from chairlift.server.wire.structured import StructuredOutputs
 
 HOSTED_TOOLS = frozenset(
     {
@@ -343,3 +344,4 @@ class ResponsesRequest(Drawn):
     """Codex's; has no effect."""
     chat_template_kwargs: dict[str, object] | None = None
     enable_thinking: bool | None = None
+    structured_outputs: StructuredOutputs | None = None
