@@ -20,8 +20,6 @@ RENAMED: Mapping[str, str] = {
     "enable_thinking": "thinking",
     "thinking_token_budget": "thinking.budget_tokens",
     "reasoning_effort": "output_config.effort",
-    "response_format": "output_config.format",
-    "response_format.json_schema.schema": "output_config.format.schema",
     "continue_final_message": "messages",
     "add_generation_prompt": "messages",
 }
@@ -63,9 +61,9 @@ def translate(wire: CountTokensRequest, clear_results: ClearToolUses | None = No
         "model": wire.model,
         "messages": conversation.messages,
         **_thinking(wire),
-        **_output(wire),
     }
     places = {**RENAMED, **conversation.places}
+    chat.update(_output(wire, places))
     chat.update(tools_of(wire, places))
     if isinstance(wire, MessagesRequest):
         chat["max_tokens"] = wire.max_tokens
@@ -103,9 +101,9 @@ def _thinking(wire: CountTokensRequest) -> dict[str, object]:
     return asked
 
 
-def _output(wire: CountTokensRequest) -> dict[str, object]:
+def _output(wire: CountTokensRequest, places: dict[str, str]) -> dict[str, object]:
     config = wire.output_config
-    chosen = wire.output_format
+    chosen, place = wire.output_format, "output_format"
     if config is not None and config.format is not None:
         if chosen is not None and chosen != config.format:
             raise invalid(
@@ -113,9 +111,11 @@ def _output(wire: CountTokensRequest) -> dict[str, object]:
                 "output_format",
                 "invalid_value",
             )
-        chosen = config.format
+        chosen, place = config.format, "output_config.format"
     asked: dict[str, object] = {}
     if chosen is not None:
+        places["response_format"] = place
+        places["response_format.json_schema.schema"] = f"{place}.schema"
         asked["response_format"] = {
             "type": "json_schema",
             "json_schema": {"name": "output", "schema": chosen.schema_, "strict": True},
