@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from chairlift.engine.constraints import Compiler, Constraint
 from chairlift.engine.constraints.pieces import Either, Json, Lark, Literal, Piece, Regex
 from chairlift.engine.errors import InvalidParameter
-from chairlift.server.errors import invalid, unsupported
+from chairlift.engine.output.constrained import answer_piece
+from chairlift.engine.output.formats import OutputFormat
+from chairlift.server.errors import APIError, invalid, unsupported
+from chairlift.server.tools import Offer, blame
+from chairlift.server.wire.chat import ChatRequest
 from chairlift.server.wire.structured import JSONObjectFormat, JSONSchemaFormat, Structured, TextFormat
 
 MAX_CHOICE_CHARACTERS = 64 * 2**10
@@ -33,13 +37,48 @@ def content_of(wire: Structured, ignore_eos: bool | None) -> Asked | None:
     return asked[0] if asked else None
 
 
-def constraint_of(
-    asked: Asked, compiler: Compiler | None, framed: Callable[[Piece], Piece] = lambda piece: piece
-) -> Constraint:
-    """Checked and compiled, which takes time of the processor.
+def answer_constraint(
+    wire: ChatRequest,
+    content: Asked | None,
+    offer: Offer,
+    output: OutputFormat,
+    compiler: Compiler | None,
+    *,
+    thinks: bool,
+    begins: bool,
+) -> Constraint | None:
+    """What a chat's whole answer must follow: its content, its calls.
 
     Args:
-        framed: puts the content into the whole answer.
+        thinks: its prompt has opened the thinking.
+        begins: it may open it itself.
+
+    Raises:
+        APIError: 400, naming the parameter.
+    """
+    calls = offer.calls
+    if calls.strict and not (calls.forced or output.writing is not None or output.harmony):
+        index = next(i for i, tool in enumerate(wire.tools or ()) if tool.function.name in offer.strict)
+        param = f"tools[{index}].function.strict"
+        message = (
+            f"{param} is not supported with this model, which writes no JSON, unless the call is forced."
+        )
+        raise unsupported(param, message)
+    piece = answer_piece(output, thinks=thinks, begins=begins, content=content and content[1], calls=calls)
+    constraint: Constraint | None = None
+    if piece is not None:
+        param = content[0] if content else "tool_choice" if calls.forced else "tools"
+        try:
+            constraint = constraint_of((param, piece), compiler)
+        except APIError:
+            if compiler is not None and calls.bound:
+                blame(offer, wire, compiler)
+            raise
+    return constraint
+
+
+def constraint_of(asked: Asked, compiler: Compiler | None) -> Constraint:
+    """Checked and compiled, which takes time of the processor.
 
     Raises:
         APIError: 400, naming the parameter.
@@ -48,7 +87,7 @@ def constraint_of(
     if compiler is None:
         raise unsupported(param)
     try:
-        return compiler.compile(framed(piece), param)
+        return compiler.compile(piece, param)
     except InvalidParameter as error:
         raise invalid(error.message, param, "invalid_value") from None
 

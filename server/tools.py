@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from chairlift.server.errors import invalid, shorten, unsupported
+from chairlift.engine.constraints import Compiler
+from chairlift.engine.constraints.pieces import Json
+from chairlift.engine.errors import InvalidParameter
+from chairlift.engine.output.constrained import Calls
+from chairlift.engine.output.writing import schema_text
+from chairlift.server.errors import invalid, shorten
 from chairlift.server.wire.chat import ChatRequest
 from chairlift.server.wire.tools import AllowedTools, NamedTool, Tool
 
@@ -22,19 +27,30 @@ class Offer:
     """Names that may be called; None: all. The template sees all tools, whoever may be called."""
     parallel: bool = True
     """More than one call is welcome."""
+    strict: frozenset[str] = frozenset()
+    """Names of tools whose arguments must follow their schema."""
+
+    @property
+    def calls(self) -> Calls:
+        """What may be called, for a constraint."""
+        tools = tuple(
+            {**tool, "function": {**_function(tool), "strict": _function(tool)["name"] in self.strict}}
+            for tool in self.callable
+        )
+        return Calls(tools, self.forced, self.parallel)
 
     @property
     def callable(self) -> tuple[dict[str, object], ...]:
         """The tools that may be called."""
         if self.allowed is None:
             return self.tools
-        return tuple(tool for tool in self.tools if _name(tool) in self.allowed)
+        return tuple(tool for tool in self.tools if _function(tool)["name"] in self.allowed)
 
 
-def _name(tool: dict[str, object]) -> object:
+def _function(tool: dict[str, object]) -> dict[str, object]:
     function = tool["function"]
     assert isinstance(function, dict)
-    return function["name"]
+    return function
 
 
 def offer_of(wire: ChatRequest) -> Offer:
@@ -46,8 +62,6 @@ def offer_of(wire: ChatRequest) -> Offer:
         if tool.function.name in names:
             raise invalid(f"{param}.name repeats {tool.function.name!r}.", f"{param}.name", "invalid_value")
         names.add(tool.function.name)
-        if tool.function.strict:
-            raise unsupported(f"{param}.strict")
         _check_schema(tool, f"{param}.parameters")
     if not tools and choice not in (None, "none", "auto"):
         raise invalid("tool_choice needs tools to choose from.", "tool_choice", "invalid_value")
@@ -63,7 +77,28 @@ def offer_of(wire: ChatRequest) -> Offer:
         subset = choice.allowed_tools
         forced = subset.mode == "required"
         allowed = _chosen(subset.tools, names, "tool_choice.allowed_tools.tools")
-    return Offer(tuple(map(_dumped, tools)), forced, allowed, parallel and not isinstance(choice, NamedTool))
+    return Offer(
+        tuple(map(_dumped, tools)),
+        forced,
+        allowed,
+        parallel and not isinstance(choice, NamedTool),
+        frozenset(tool.function.name for tool in tools if tool.function.strict),
+    )
+
+
+def blame(offer: Offer, wire: ChatRequest, compiler: Compiler) -> None:
+    """Find the tool whose schema cannot be followed, where all of them together cannot.
+
+    Raises:
+        APIError: 400, naming it.
+    """
+    for index, tool in enumerate(wire.tools or ()):
+        param = f"tools[{index}].function.parameters"
+        schema = Json(schema_text(tool.function.parameters), strict=tool.function.name in offer.strict)
+        try:
+            compiler.compile(schema, param)
+        except InvalidParameter as error:
+            raise invalid(error.message, param, "invalid_value") from None
 
 
 def _chosen(chosen: Sequence[NamedTool], names: set[str], param: str) -> frozenset[str]:

@@ -12,7 +12,6 @@ from functools import partial
 
 from chairlift.engine.constraints import Compiler
 from chairlift.engine.media import ImageInput, MediaProcessor
-from chairlift.engine.output.constrained import framed
 from chairlift.engine.output.events import OutputParser
 from chairlift.engine.output.formats import TAIL, OutputFormat
 from chairlift.engine.output.plain import PlainParser
@@ -26,7 +25,7 @@ from chairlift.server.messages import characters, image_references, render, text
 from chairlift.server.reasoning import template_variables, thinking_budget
 from chairlift.server.sampling import check_vocabulary, sampling_params
 from chairlift.server.settings import ServerSettings
-from chairlift.server.structured import Asked, constraint_of, content_of
+from chairlift.server.structured import Asked, answer_constraint, constraint_of, content_of
 from chairlift.server.tools import offer_of
 from chairlift.server.wire.base import Sampled
 from chairlift.server.wire.chat import ChatRequest
@@ -136,16 +135,13 @@ def prepare_chat(
     )
     if not prompt:
         raise invalid("The chat template made an empty prompt of messages.", "messages", "invalid_value")
-    if offer.forced:
-        raise unsupported("tool_choice", "This value of tool_choice is not supported.")
     said = text_gone_on_with(wire)
     prompt_end = tokenizer.decode(prompt[-TAIL:], skip_special_tokens=False)
     prefix = output.prefix(prompt_end) if said is None else output.opened(said)
-    constraint = None
-    if chat.content is not None:
-        begins = said is None and not output.closes(prompt_end)
-        frame = partial(framed, output=output, thinks=bool(prefix), begins=begins)
-        constraint = constraint_of(chat.content, compiler, frame)
+    begins = said is None and not output.closes(prompt_end)
+    constraint = answer_constraint(
+        wire, chat.content, offer, output, compiler, thinks=bool(prefix), begins=begins
+    )
     request = Request(
         request_id,
         tuple(prompt),
@@ -159,7 +155,13 @@ def prepare_chat(
         chat.choices.requests([request]),
         bool(wire.stream),
         _include_usage(wire),
-        make_parser=partial(output.parser, prefix=prefix, tools=offer.callable, parallel=offer.parallel),
+        make_parser=partial(
+            output.parser,
+            prefix=prefix,
+            tools=offer.callable,
+            parallel=offer.parallel,
+            forced=offer.forced,
+        ),
         include_reasoning=wire.include_reasoning is not False,
         choices=chat.choices,
         logprobs=bool(wire.logprobs),

@@ -59,6 +59,13 @@ class Until:
 
 
 @dataclass(frozen=True, slots=True)
+class Without:
+    """Free text that does not match the pattern as a whole."""
+
+    pattern: str
+
+
+@dataclass(frozen=True, slots=True)
 class Sequence:
     """One after the other."""
 
@@ -82,7 +89,7 @@ class Repeat:
     between: Piece | None = None
 
 
-Piece = Literal | Token | Json | Regex | Lark | Until | Sequence | Either | Repeat
+Piece = Literal | Token | Json | Regex | Lark | Until | Without | Sequence | Either | Repeat
 
 
 def optional(piece: Piece) -> Repeat:

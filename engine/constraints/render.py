@@ -21,6 +21,7 @@ from chairlift.engine.constraints.pieces import (
     Sequence,
     Token,
     Until,
+    Without,
 )
 
 WHITE_SPACE = r" |\n {0,64}"
@@ -70,6 +71,9 @@ class _Renderer:
                 return self._lark(piece.grammar)
             case Until():
                 return self._until(piece.mark)
+            case Without():
+                pattern = regex_to_lark(piece.pattern, "")
+                return self._rule("WITHOUT", "", rf"/(.|\n)*/ & ~/{pattern}/")
             case Sequence():
                 return f"({' '.join(map(self._expression, piece.pieces)) or _quoted('')})"
             case Either():

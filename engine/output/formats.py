@@ -22,6 +22,7 @@ from chairlift.engine.output.tool_formats import (
     TEMPLATE_SIGNS,
     TOOL_FORMATS,
 )
+from chairlift.engine.output.writing import HERMES_WRITING, Writing, writing_of
 from chairlift.engine.plan import Tokenizer
 
 NONE = "none"
@@ -105,7 +106,9 @@ class OutputFormat:
     visible: frozenset[int] = frozenset()
     """Special tokens that are marks of the format: their text is needed."""
     ends: Mapping[int, str] = field(default_factory=dict)
-    """Tokens that end an answer and are marks of the format."""
+    """The same tokens and their texts: one may end an answer."""
+    writing: Writing | None = None
+    """How calls are to be written, where their arguments are JSON."""
 
     @property
     def make_id(self) -> MakeID:
@@ -117,8 +120,9 @@ class OutputFormat:
         return self.harmony or self.thinking is not None
 
     @property
-    def calls(self) -> bool:
-        return self.harmony or self.tools is not None
+    def forced_writing(self) -> Writing:
+        """How calls are to be written where there must be some: whatever the family, arguments are JSON."""
+        return self.writing or HERMES_WRITING
 
     def prefix(self, prompt_end: str) -> str:
         """What the prompt holds of the answer already: the mark that opens the thinking, if it ends in one.
@@ -147,6 +151,7 @@ class OutputFormat:
         prefix: str = "",
         tools: Sequence[Tool] | None = None,
         parallel: bool = True,
+        forced: bool = False,
         make_id: MakeID | None = None,
     ) -> AnswerParser:
         """A parser for one answer.
@@ -155,12 +160,19 @@ class OutputFormat:
             prefix: what the prompt holds of the answer already.
             tools: what may be called; None or empty: marks of calls are content.
             parallel: False: the answer ends with its first call.
+            forced: calls are written as `forced_writing` has it.
         """
         cursor = Cursor(make_id or self.make_id, prefix=prefix, parallel=parallel)
         offered = Tools(tools) if tools else None
         if self.harmony:
             return AnswerParser(cursor, partial(harmony, tools=offered), self.ends)
-        grammar = partial(answer, thinking=self.thinking, tools=offered, format=self.tools, drop=self.drop)
+        grammar = partial(
+            answer,
+            thinking=self.thinking,
+            tools=offered,
+            format=TOOL_FORMATS[HERMES] if forced and self.writing is None else self.tools,
+            drop=self.drop,
+        )
         return AnswerParser(cursor, grammar, self.ends)
 
 
@@ -188,10 +200,14 @@ def choose_format(
         thinking = Thinking(thinking.start, thinking.end, (_SECTION,))
     tools = TOOL_FORMATS.get(tool_name)
     drop = tuple(dict.fromkeys((*_DROPPED.get(thinking_name, ()), *_DROPPED.get(tool_name, ()))))
-    found = OutputFormat(thinking, tools, drop, nine="length 9" in template)
+    found = OutputFormat(
+        thinking, tools, drop, nine="length 9" in template, writing=writing_of(tool_name, template)
+    )
     marks = [*drop, *(() if thinking is None else (thinking.start, thinking.end))]
     if tools is not None:
         marks += [*tools.starts, *INNER_MARKS.get(tool_name, ())]
+    if found.writing is None:
+        marks += ["<tool_call>", "</tool_call>"]
     return _with_tokens(found, marks, tokenizer)
 
 

@@ -1,0 +1,134 @@
+"""How calls are to be written, where an answer must be one: the pieces of a constraint.
+
+The inverse of `tool_formats`, for the formats whose arguments are JSON. Calls of a family that writes them
+otherwise are forced in Hermes' form, and read in it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+
+from chairlift.engine.constraints.pieces import Either, Json, Literal, Piece, Regex, Repeat
+from chairlift.engine.constraints.pieces import Sequence as Chain
+from chairlift.engine.output.grammar import Tool
+
+NAME = "\0"
+"""Stands for the tool's name."""
+NUMBER = "\1"
+"""Stands for a number of one digit."""
+NO_ARGUMENTS: Mapping[str, object] = MappingProxyType(
+    {"type": "object", "properties": {}, "additionalProperties": False}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Writing:
+    """`opening`, calls with `between` two of them, `closing`; a call is `before`, its arguments, `after`."""
+
+    before: str
+    after: str = ""
+    opening: str = ""
+    between: str = ""
+    closing: str = ""
+    mark: str = ""
+    """With which `opening`, or each call where there is none, begins: no other text may hold it. Empty where
+    calls have none."""
+
+    def call(self, tool: Tool, *, behind: str = "") -> Piece:
+        """`behind`: what of the beginning is written already."""
+        function = tool["function"]
+        assert isinstance(function, Mapping)
+        before = self.before.replace(NAME, str(function["name"])).removeprefix(behind)
+        arguments = Json(schema_text(function.get("parameters")), strict=bool(function.get("strict")))
+        head, number, tail = before.partition(NUMBER)
+        named = (Literal(head), Regex("[0-9]"), Literal(tail)) if number else (Literal(before),)
+        return Chain((*named, arguments, Literal(self.after)))
+
+    def calls(self, tools: Sequence[Tool], *, parallel: bool) -> Piece:
+        """One call or several, of these tools."""
+        between = Literal(self.between) if self.between else None
+        call = _either([self.call(tool) for tool in tools])
+        several = Repeat(call, 1, None, between) if parallel else call
+        return Chain((Literal(self.opening), several, Literal(self.closing)))
+
+    def rest(self, tools: Sequence[Tool], *, parallel: bool) -> Piece:
+        """What follows the mark: the rest of one call, or of several that share it."""
+        if not self.opening:
+            return _either([self.call(tool, behind=self.mark) for tool in tools])
+        behind = self.opening.removeprefix(self.mark)
+        return replace(self, opening=behind).calls(tools, parallel=parallel)
+
+
+def _either(pieces: Sequence[Piece]) -> Piece:
+    return pieces[0] if len(pieces) == 1 else Either(tuple(pieces))
+
+
+def schema_text(parameters: object) -> str:
+    if not isinstance(parameters, Mapping) or not parameters:
+        return json.dumps(dict(NO_ARGUMENTS))
+    return json.dumps({"type": "object", **parameters})
+
+
+def _listed(start: str, end: str = "", *, name: str = "name", arguments: str = "arguments") -> Writing:
+    return Writing(f'{{"{name}": "{NAME}", "{arguments}": ', "}", f"{start}[", ", ", f"]{end}", start)
+
+
+HERMES_WRITING = Writing(
+    f'<tool_call>\n{{"name": "{NAME}", "arguments": ', "}\n</tool_call>", between="\n", mark="<tool_call>"
+)
+HARMONY_WRITING = Writing(f"<|channel|>commentary to=functions.{NAME} <|constrain|>json<|message|>")
+_DEEPSEEK = ("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>")
+
+
+def writing_of(format: str, template: str) -> Writing | None:
+    """How a family writes its calls; None where their arguments are no JSON.
+
+    Args:
+        template: the chat template, which tells versions of a format apart.
+    """
+    if format == "mistral":
+        if "[ARGS]" in template:
+            return Writing(f"[TOOL_CALLS]{NAME}[ARGS]", mark="[TOOL_CALLS]")
+        return _listed("[TOOL_CALLS]")
+    if format == "deepseek_v3":
+        section, call, end, section_end = _DEEPSEEK
+        if "```json" in template:
+            return Writing(
+                f"{call}function<｜tool▁sep｜>{NAME}\n```json\n",
+                f"\n```{end}",
+                section,
+                "\n",
+                section_end,
+                section,
+            )
+        return Writing(f"{call}{NAME}<｜tool▁sep｜>", end, section, "", section_end, section)
+    return _WRITINGS.get(format)
+
+
+_WRITINGS: Mapping[str, Writing] = MappingProxyType(
+    {
+        "hermes": HERMES_WRITING,
+        "llama3_json": Writing(f'{{"name": "{NAME}", "parameters": ', "}", between="; "),
+        "kimi_k2": Writing(
+            f"<|tool_call_begin|>functions.{NAME}:{NUMBER}<|tool_call_argument_begin|>",
+            "<|tool_call_end|>",
+            "<|tool_calls_section_begin|>",
+            "",
+            "<|tool_calls_section_end|>",
+            "<|tool_calls_section_begin|>",
+        ),
+        "granite": _listed("<|tool_call|>"),
+        "phi4": _listed("<|tool_call|>", "<|/tool_call|>"),
+        "jamba": _listed("<tool_calls>", "</tool_calls>"),
+        "nemotron": _listed("<TOOLCALL>", "</TOOLCALL>"),
+        "internlm": Writing(
+            f'<|action_start|><|plugin|>{{"name": "{NAME}", "parameters": ',
+            "}<|action_end|>",
+            mark="<|action_start|><|plugin|>",
+        ),
+        "cohere": _listed("<|START_ACTION|>", "<|END_ACTION|>", name="tool_name", arguments="parameters"),
+    }
+)
