@@ -15,6 +15,7 @@ from chairlift.server.anthropic.errors import error_response, is_anthropic
 from chairlift.server.context import Context
 from chairlift.server.embedding_metrics import EmbeddingCollector
 from chairlift.server.metrics import ServerMetrics
+from chairlift.server.openapi import pages
 from chairlift.server.routes import (
     chat,
     completions,
@@ -43,8 +44,9 @@ def create_app(
     app = FastAPI(
         title="Chairlift",
         version=version("chairlift"),
-        docs_url=None,  # these pages load scripts from elsewhere
+        docs_url=None,  # FastAPI's own pages load scripts from elsewhere
         redoc_url=None,
+        openapi_url=None,
         redirect_slashes=False,
     )
     app.state.context = Context(engine, settings, metrics, embedder)
@@ -54,7 +56,7 @@ def create_app(
         metrics.registry.register(EmbeddingCollector(embedder))
     errors.install(app, _respond)
     surfaces = (chat, completions, responses, messages, embeddings, tokenize)
-    for routes in (models, *surfaces, health, metrics_route):
+    for routes in (models, *surfaces, health, metrics_route, pages):
         app.include_router(routes.router)
     return app
 

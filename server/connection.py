@@ -5,7 +5,11 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from chairlift.server.errors import invalid
+from chairlift.server.payload import dump
 
 HEAD_S = 30.0
 """Seconds in which a request's head must be whole."""
@@ -49,6 +53,25 @@ class Connection(H11Protocol):
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
+
+    def send_400_response(self, msg: str) -> None:
+        """What is no HTTP is refused as everything else is; upstream answers in plain text, and fails where
+        an answer has begun."""
+        if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
+            self.transport.close()
+            return
+        error = invalid("The request is not valid HTTP.", code="invalid_http")
+        headers = [("Content-Type", "application/json"), ("Connection", "close")]
+        body = dump(error.envelope())
+        headers.append(("Content-Length", str(len(body))))
+        answer: list[h11.Event] = [
+            h11.Response(status_code=400, headers=headers, reason=b"Bad Request"),
+            h11.Data(data=body),
+            h11.EndOfMessage(),
+        ]
+        for event in answer:
+            self.transport.write(self.conn.send(event) or b"")
+        self.transport.close()
 
     def _unsupported_upgrade_warning(self) -> None:
         """Answered as if not asked, as HTTP allows; upstream's advice to install a library is wrong here."""

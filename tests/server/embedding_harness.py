@@ -43,11 +43,14 @@ async def embedding_lift(
     generation: bool = True,
     config: EmbeddingConfig | None = None,
     settings: ServerSettings | None = None,
+    runner: FakeRunner | None = None,
+    context_length: int = 4096,
 ) -> AsyncIterator[Embedding]:
     encoder = FakeEncoder(vector if task is Task.EMBED else score)
     embedder = EmbeddingEngine(fake_embedder(encoder, name=EMBEDDER, task=task), config)
     metrics = ServerMetrics(MODEL)
-    engine = Engine(fake_model(FakeRunner(), name=MODEL), observer=metrics) if generation else None
+    model = fake_model(runner or FakeRunner(), name=MODEL, context_length=context_length)
+    engine = Engine(model, observer=metrics) if generation else None
     app = create_app(engine, settings or ServerSettings(), metrics, embedder)
     if engine is not None:
         await engine.start()

@@ -105,6 +105,40 @@ async def test_a_body_that_goes_on_slowly_is_read() -> None:
         assert (await answer(reader))[0] == 200
 
 
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"GARBAGE\r\n\r\n",
+        b"GET / HTTP/1.1\r\nno colon\r\n\r\n",
+        HALF_HEAD + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n",
+    ],
+    ids=["a line", "a header", "a chunk"],
+)
+async def test_what_is_no_http_is_refused_in_the_envelope(sent: bytes) -> None:
+    async with connected() as (server, (reader, writer)):
+        writer.write(sent)
+        async with asyncio.timeout(10):
+            status, body = await answer(reader)
+            assert await reader.read() == b""
+        await server.until_idle()
+    error = body["error"]
+    assert status == 400 and isinstance(error, dict)
+    assert (error["code"], error["type"]) == ("invalid_http", "invalid_request_error")
+
+
+async def test_what_is_no_http_behind_a_request_that_is_being_answered_ends_the_connection() -> None:
+    async with connected() as (server, (reader, writer)):
+        server.runner.close_gate()
+        writer.write(whole_request())
+        await server.runner.at_gate()
+        writer.write(b"GARBAGE\r\n\r\n")
+        server.runner.open_gate()
+        async with asyncio.timeout(10):
+            assert (await answer(reader))[0] == 200
+            assert (await answer(reader))[0] == 400
+            assert await reader.read() == b""
+
+
 async def test_a_request_to_upgrade_is_answered_without_one(caplog: pytest.LogCaptureFixture) -> None:
     headers = {"Upgrade": "websocket", "Connection": "Upgrade"}
     async with lift() as server, on_socket(server.app) as url, httpx.AsyncClient(base_url=url) as client:
