@@ -23,6 +23,15 @@ from chairlift.server.responses.store import ResponseStore
 logger = logging.getLogger("chairlift.server")
 
 
+def pack(events: list[Payload]) -> bytes:
+    return zlib.compress(json.dumps(events, ensure_ascii=False).encode())
+
+
+def unpack(packed: bytes) -> list[Payload]:
+    events: list[Payload] = json.loads(zlib.decompress(packed))
+    return events
+
+
 def without_output(response: Payload) -> Payload:
     return {name: value for name, value in response.items() if name != "output"}
 
@@ -157,7 +166,9 @@ class Answering:
         if self.store is None or self._deleted:
             return
         try:
-            kept = await self.store.put(self.id, self._stored(response), anew=not self.background)
+            # Of a long answer, events take a while to be packed.
+            stored = await asyncio.to_thread(self._stored, response)
+            kept = await self.store.put(self.id, stored, anew=not self.background)
         except APIError:  # logged by the store
             kept = False
         else:
@@ -169,8 +180,5 @@ class Answering:
     def _stored(self, response: Payload) -> Stored:
         output = response["output"]
         assert isinstance(output, list)
-        events = None
-        if self.keeps_events:
-            last = self.encoder.closing(response)
-            events = zlib.compress(json.dumps([*self.log, last], ensure_ascii=False).encode())
+        events = pack([*self.log, self.encoder.closing(response)]) if self.keeps_events else None
         return Stored(without_output(response), self.conversation, tuple(output), events=events)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
-import zlib
 from collections.abc import AsyncGenerator
 from contextlib import suppress
 
 from chairlift.server.errors import APIError, invalid, shorten
-from chairlift.server.responses.answering import Answering, without_output
+from chairlift.server.responses.answering import Answering, unpack, without_output
 from chairlift.server.responses.database import Stored
 from chairlift.server.responses.items import Payload
 from chairlift.server.responses.store import HEARTBEAT_S, ResponseStore
@@ -20,6 +18,8 @@ logger = logging.getLogger("chairlift.server")
 
 CANCEL_S = 5.0
 """Seconds that a cancelled response gets to end by itself; a reader that is stuck may hold it."""
+CLOSE_S = 5.0
+"""Seconds that answers in the background get to be kept when the server stops."""
 RUNNING = ("queued", "in_progress")
 
 
@@ -41,7 +41,7 @@ class Responses:
         for answering in list(self._running.values()):
             answering.stream.cancel()
         if self._tasks:
-            await asyncio.wait(self._tasks)
+            await asyncio.wait(self._tasks, timeout=CLOSE_S)
         if self._heart is not None:
             self._heart.cancel()
             with suppress(asyncio.CancelledError):
@@ -96,9 +96,14 @@ class Responses:
 
     # -- by id
 
+    def _making(self, id: str) -> Answering | None:
+        """Unless nothing of it is to be kept: then it is seen by nobody but its client."""
+        answering = self._running.get(id)
+        return answering if answering is not None and answering.store is not None else None
+
     async def retrieve(self, id: str) -> Payload:
         """Raises: APIError: 404."""
-        if (answering := self._running.get(id)) is not None:
+        if (answering := self._making(id)) is not None:
             return answering.snapshot
         return (await self._stored(id)).response
 
@@ -128,7 +133,7 @@ class Responses:
 
     async def delete(self, id: str) -> None:
         """Raises: APIError: 404."""
-        running = self._running.get(id)
+        running = self._making(id)
         if running is not None:
             running.forget()
         deleted = await self.store.delete(id) if self.store.enabled else False
@@ -153,7 +158,7 @@ class Responses:
 
     async def input_items(self, id: str) -> tuple[Payload, ...]:
         """Raises: APIError: 404."""
-        if (answering := self._running.get(id)) is not None:
+        if (answering := self._making(id)) is not None:
             return answering.conversation
         return (await self._stored(id)).conversation
 
@@ -172,8 +177,7 @@ class Responses:
                 "stream",
                 "unsupported_value",
             )
-        events: list[Payload] = json.loads(zlib.decompress(stored.events))
-        return _replay(events, after)
+        return _replay(await asyncio.to_thread(unpack, stored.events), after)
 
 
 async def _replay(events: list[Payload], after: int) -> AsyncGenerator[Payload]:

@@ -190,6 +190,20 @@ async def test_cancelling_a_stream() -> None:
         assert (await get(server, id)).json() == response
 
 
+async def test_what_is_not_kept_is_seen_by_nobody_and_can_be_cancelled() -> None:
+    async with lift() as server:
+        asked = body(stream=True, store=False, max_output_tokens=4000)
+        async with streaming(server, "POST", RESPONSES, json=asked) as reader:
+            created = await reader.until("response.created")
+            assert isinstance(created["response"], dict)
+            id = created["response"]["id"]
+            error_of(await get(server, id), 404)
+            error_of(await server.client.delete(f"{RESPONSES}/{id}"), 404)
+            assert (await cancelled(server, id))["status"] == "cancelled"
+            assert checked_events(await reader.rest())[-1]["type"] == "response.incomplete"
+        error_of(await get(server, id), 404)
+
+
 async def test_what_cannot_be_cancelled() -> None:
     async with lift(FakeRunner(answering("a"))) as server:
         made = await response_of(server)
