@@ -11,6 +11,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
+from mlx_lm.utils import get_total_parameters
 
 from chairlift.engine.embedding.encoder import MlxEncoder, padding_is_harmless
 from chairlift.engine.embedding.families import Config, Family, family_of, make_layers
@@ -71,7 +72,7 @@ def load_embedder(
     encoder = MlxEncoder(states, head, pad if isinstance(pad, int) and 0 <= pad < vocab else 0)
     padding = padding_is_harmless(encoder, vocab, context)
     width = encoder.encode([TokenizedText((0,))]).shape[1]
-    parameters = tree_flatten(layers.parameters())
+    parameters = int(get_total_parameters(layers))
     info = EmbeddingModelInfo(
         name=served_name,
         context_length=context,
@@ -82,11 +83,11 @@ def load_embedder(
         architecture=str(config["model_type"]),
         pooling="" if scores else str(how),
         padding=padding,
-        batch_tokens=_batch_tokens(),
+        batch_tokens=_batch_tokens(parameters, config),
         device=device_name(),
         dtype=_dtype_name(layers, config),
-        parameters=sum(array.size for _, array in parameters),
-        weight_bytes=sum(array.nbytes for _, array in parameters),
+        parameters=parameters,
+        weight_bytes=sum(array.nbytes for _, array in tree_flatten(layers.parameters())),
     )
     return LoadedEmbedder(info, tokenizer, encoder)
 
@@ -195,11 +196,18 @@ def _context_length(folder: Path, config: Config, family: Family) -> int:
     return context
 
 
-def _batch_tokens() -> int:
-    """Tokens of a batch, so that a step that waits for one does not wait long."""
-    if mx.default_device() == mx.cpu:
-        return 512
-    return 8192
+CPU_WORK, GPU_WORK = 1.2e10, 2e12
+"""Multiplications and additions of a batch: half a second on two CPU cores, at a guess a fraction of it on
+the slower GPUs."""
+
+
+def _batch_tokens(parameters: int, config: Config) -> int:
+    """Tokens of a batch, so that a step that waits for one does not wait long. Tables of embeddings cost
+    nothing: a token takes two operations for each of the other parameters."""
+    on_cpu = mx.default_device() == mx.cpu
+    table = int(config["vocab_size"]) * int(config["hidden_size"])
+    tokens = (CPU_WORK if on_cpu else GPU_WORK) / (2 * max(1, parameters - table))
+    return int(min(max(tokens, 64), 512 if on_cpu else 8192))
 
 
 def _dtype_name(layers: nn.Module, config: Config) -> str:

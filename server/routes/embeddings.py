@@ -28,6 +28,7 @@ from chairlift.server.embedding import (
 from chairlift.server.errors import CLIENT_CLOSED_REQUEST, APIError
 from chairlift.server.payload import PayloadResponse, dump
 from chairlift.server.streaming import unless_gone
+from chairlift.server.wire.embeddings import RerankRequest
 
 router = APIRouter()
 
@@ -49,6 +50,13 @@ async def rerank(request: Request) -> Response:
     context, raw = await _read(request)
     wire, documents, pairs = await asyncio.to_thread(prepare_rerank, raw, context)
     scores = await _scores(request, pairs)
+    # A thread here, too: documents may be long.
+    return await asyncio.to_thread(_ranking, wire, documents, scores, pairs)
+
+
+def _ranking(
+    wire: RerankRequest, documents: list[str], scores: npt.NDArray[np.float64], pairs: PreparedPairs
+) -> Response:
     best = sorted(range(len(documents)), key=lambda index: -scores[index])[: wire.top_n or None]
     headers = _request_id("rerank-")
     results: list[dict[str, object]] = []

@@ -13,7 +13,9 @@ from chairlift.server.context import Context, context_of
 from chairlift.server.errors import invalid, model_not_found, unsupported
 from chairlift.server.messages import characters, image_references, render
 from chairlift.server.payload import PayloadResponse
+from chairlift.server.reasoning import template_variables
 from chairlift.server.sampling import check_vocabulary
+from chairlift.server.tools import offer_of
 from chairlift.server.validation import check_room
 from chairlift.server.wire.chat import ChatRequest
 from chairlift.server.wire.tokenize import DETOKENIZE, TOKENIZE, DetokenizeRequest, TokenizeRequest
@@ -59,7 +61,7 @@ def _tokenize(raw: bytes, context: Context) -> Response:
 
 
 def _prompt_tokens(wire: TokenizeRequest, prompt: str, tokenizer: Tokenizer, info: ModelInfo) -> list[int]:
-    for name in ("add_generation_prompt", "continue_final_message", "chat_template_kwargs"):
+    for name in ("add_generation_prompt", "continue_final_message", "tools", "chat_template_kwargs"):
         if getattr(wire, name) is not None:
             raise invalid(f"{name} is only allowed with messages.", name, "invalid_value")
     check_room(len(prompt), "characters", info, "prompt")
@@ -80,6 +82,7 @@ def _messages_tokens(wire: TokenizeRequest, context: Context) -> list[int]:
     chat = ChatRequest(
         model=engine.info.name,
         messages=wire.messages,
+        tools=wire.tools,
         chat_template_kwargs=wire.chat_template_kwargs,
         add_generation_prompt=wire.add_generation_prompt,
         continue_final_message=wire.continue_final_message,
@@ -87,7 +90,15 @@ def _messages_tokens(wire: TokenizeRequest, context: Context) -> list[int]:
     if images := image_references(chat):
         where = images[0].param
         raise invalid(f"{where} is an image, which is not tokenized here.", where, "unsupported_value")
-    tokens, _ = render(chat, (), engine.tokenizer, engine.processor, depth)
+    tokens, _ = render(
+        chat,
+        (),
+        engine.tokenizer,
+        engine.processor,
+        depth,
+        tools=offer_of(chat).tools,
+        variables=template_variables(chat, engine.tokenizer, context.output),
+    )
     return tokens
 
 

@@ -7,6 +7,7 @@ from types import MappingProxyType
 from chairlift.server.wire.base import Count, Wire
 from chairlift.server.wire.chat import Message
 from chairlift.server.wire.parameters import Surface
+from chairlift.server.wire.tools import Tool
 
 
 class TokenizeRequest(Wire):
@@ -20,6 +21,7 @@ class TokenizeRequest(Wire):
     add_generation_prompt: bool | None = None
     """Of messages, as in a chat."""
     continue_final_message: bool | None = None
+    tools: list[Tool] | None = None
     chat_template_kwargs: dict[str, object] | None = None
     return_token_strs: bool | None = None
 
@@ -34,7 +36,6 @@ TOKENIZE = Surface(
         {
             "chat_template": (),
             "mm_processor_kwargs": ({},),
-            "tools": ([],),
         }
     )
 )

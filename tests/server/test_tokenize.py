@@ -58,6 +58,20 @@ async def test_messages_give_the_tokens_that_a_chat_prefills() -> None:
         assert running.tokenizer.template_arguments[-1]["enable_thinking"] is False
 
 
+async def test_tools_reach_the_template_as_in_a_chat() -> None:
+    tool = {"type": "function", "function": {"name": "lift", "parameters": {"type": "object"}}}
+    messages = [{"role": "user", "content": "Hi"}]
+    async with lift() as running:
+        await tokenize(running, messages=messages, tools=[tool])
+        await running.chat(messages=messages, tools=[tool], max_tokens=1)
+        tokenized, chatted = running.tokenizer.template_arguments[-2:]
+        assert tokenized == chatted
+        assert "lift" in str(tokenized["tools"])
+        refused = await tokenize(running, messages=messages, tools=[tool, tool])
+        assert error_of(refused, 400)["param"] == "tools[1].function.name"
+        assert error_of(await tokenize(running, prompt="a", tools=[tool]), 400)["param"] == "tools"
+
+
 async def test_detokenize_is_the_way_back() -> None:
     async with lift() as running:
         text = "Grüße, 世界 \U0001f600"

@@ -16,7 +16,7 @@ import mlx.core as mx
 
 from chairlift.engine.embedding.families import FAMILIES
 from chairlift.engine.embedding.heads import SCORED_FAMILIES
-from chairlift.engine.embedding.loader import load_embedder
+from chairlift.engine.embedding.loader import _batch_tokens, load_embedder
 from chairlift.engine.embedding.pooling import Pooling, pool
 from chairlift.engine.embedding.types import TokenizedText
 from chairlift.engine.embedding.vectors import normalised
@@ -117,6 +117,16 @@ def test_the_longest_text(tmp_path: Path) -> None:
         assert model.info.context_length == longest
         whole = TokenizedText((5,) * longest)
         assert np.isfinite(normalised(model.encoder.encode([whole, TEXTS[0]]))).all()
+
+
+def test_a_bigger_model_has_smaller_batches() -> None:
+    config = {"vocab_size": 30_000, "hidden_size": 384}
+    table = 30_000 * 384
+    sizes = [
+        _batch_tokens(table + parameters, config) for parameters in (10**6, 2 * 10**7, 5 * 10**7, 10**10)
+    ]
+    assert sizes == sorted(sizes, reverse=True)
+    assert sizes[0] > sizes[1] > sizes[2] > sizes[3] == 64
 
 
 def test_tokens_of_a_folder(tmp_path: Path) -> None:
