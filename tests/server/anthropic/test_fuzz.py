@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chairlift.server.wire.messages import CountTokensRequest, MessagesRequest
@@ -170,7 +170,7 @@ bodies = st.builds(
 )
 
 
-@FUZZ
+@settings(FUZZ, max_examples=30)
 @given(st.lists(bodies, min_size=1, max_size=8))
 def test_values(requests: list[tuple[str, JSON]]) -> None:
     async def run() -> None:
