@@ -226,7 +226,7 @@ class HostedTool(Wire):
 
 def _tool(value: object) -> str | None:
     kind = value.get("type") if isinstance(value, dict) else None
-    return "<hosted>" if kind in HOSTED_TOOLS else _type(value)
+    return "<hosted>" if isinstance(kind, str) and kind in HOSTED_TOOLS else _type(value)
 
 
 Tool = Annotated[

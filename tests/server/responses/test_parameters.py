@@ -13,6 +13,7 @@ from openai.types.responses.response_create_params import ResponseCreateParamsBa
 from chairlift.server.wire.base import Drawn
 from chairlift.server.wire.parameters import RESPONSES
 from chairlift.server.wire.responses import HOSTED_TOOLS, Includable, ResponsesRequest
+from tests.server.harness import MODEL, error_of, lift
 
 DOCS = Path(__file__).parents[3] / "docs" / "api.md"
 NO_EFFECT = {"user", "safety_identifier", "prompt_cache_key", "client_metadata"}
@@ -41,6 +42,15 @@ def test_every_parameter_of_openai_is_decided_on() -> None:
     assert theirs <= ours
     more = {"chat_template_kwargs", "client_metadata", "enable_thinking", "structured_outputs"}
     assert ours - theirs == set(Drawn.model_fields) - theirs | more
+
+
+async def test_a_tool_whose_type_is_no_text_is_refused() -> None:
+    async with lift() as server:
+        for kind in ({"a": 1}, [], 5, None):
+            for path in ("/v1/responses", "/v1/responses/input_tokens"):
+                body = {"model": MODEL, "input": "a", "tools": [{"type": kind}]}
+                error = error_of(await server.client.post(path, json=body), 400)
+                assert error["param"] == "tools[0]"
 
 
 def test_every_tool_of_openai_is_known() -> None:
