@@ -198,6 +198,28 @@ async def test_without_a_generating_model() -> None:
         assert (await running.client.get("/metrics")).status_code == 200
 
 
+async def test_without_a_generating_model_no_endpoint_is_at_fault() -> None:
+    messages = [{"role": "user", "content": "a"}]
+    bodies: dict[str, JSON] = {
+        "/v1/responses": {"input": "a"},
+        "/v1/responses/input_tokens": {"input": "a"},
+        "/v1/messages": {"messages": messages, "max_tokens": 4},
+        "/v1/messages/count_tokens": {"messages": messages},
+        "/detokenize": {"tokens": [1]},
+    }
+    async with embedding_lift(generation=False) as running:
+        described = (await running.client.get("/openapi.json")).json()["paths"]
+        assert set(bodies) <= set(described)
+        for path, operations in described.items():
+            for method in operations:
+                body = {"model": "x", **bodies.get(path, {})} if method == "post" else None
+                where = path.replace("{response_id}", "resp_1").replace("{model_id}", "x")
+                answer = await running.client.request(method.upper(), where, json=body)
+                assert answer.status_code < 500, (where, answer.text)
+                if path in bodies:
+                    assert answer.status_code == 404, (where, answer.text)
+
+
 async def test_faults_are_500_and_go_no_further() -> None:
     async with embedding_lift() as running:
         for token in (POISON, NOT_A_NUMBER):
