@@ -26,6 +26,9 @@ class EngineConfig:
     max_num_batched_tokens: int | None = None
     """Token budget of a step: decode rows count 1 each, the rest is prefill chunks. None: the model's own
     (`ModelInfo.step_tokens`), which suits the device."""
+    max_step_ms: float | None = None
+    """Milliseconds that a step may take while answers run: prompts are cut to fit. None: five times a step
+    that only decodes."""
     max_waiting: int = 256
     """Requests in the wait queue, beyond those that find a free row."""
     prefix_cache_bytes: int | None = None
@@ -38,6 +41,7 @@ class EngineConfig:
         for name, least in (
             ("max_num_seqs", 1),
             ("max_num_batched_tokens", 1),
+            ("max_step_ms", 1),
             ("max_waiting", 0),
             ("prefix_cache_bytes", 0),
         ):

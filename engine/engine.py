@@ -29,6 +29,7 @@ from chairlift.engine.errors import (
 from chairlift.engine.events import Failed, Finished, FinishReason, TokenLogprob, Usage
 from chairlift.engine.handle import Mailbox, RequestHandle
 from chairlift.engine.media import MediaProcessor
+from chairlift.engine.pace import Pace
 from chairlift.engine.plan import (
     LoadedModel,
     ModelInfo,
@@ -43,7 +44,7 @@ from chairlift.engine.plan import (
 from chairlift.engine.prefix.index import PrefixIndex
 from chairlift.engine.request import MAX_SEED, Request, SamplingParams
 from chairlift.engine.row import RequestTiming, Row
-from chairlift.engine.scheduler import Scheduler
+from chairlift.engine.scheduler import LARGE_BUDGET, Scheduler
 from chairlift.engine.text import AnswerText
 from chairlift.engine.thread import MLXThread, Tenant
 
@@ -120,6 +121,8 @@ class Engine:
         self._tenants: list[Tenant] = []
         self._runner: Runner
         self._scheduler: Scheduler
+        self._pace: Pace
+        self._in_flight: StepPlan | None = None
         self._answers: dict[Row, _Answer] = {}
         self._counters = _Counters()
         self._runner_stats = RunnerStats()
@@ -168,6 +171,13 @@ class Engine:
         self.processor, self.constraints = loaded.processor, loaded.constraints
         budget = self.config.max_num_batched_tokens or self.info.step_tokens
         self.config = replace(self.config, max_num_batched_tokens=budget)
+        limit = self.config.max_step_ms
+        self._pace = Pace(
+            None if limit is None else limit / 1000,
+            start=max(1, budget // 2),
+            most=budget,
+            grain=budget // 16 if budget >= LARGE_BUDGET else 1,
+        )
         self._scheduler = Scheduler(
             max_num_seqs=self.config.max_num_seqs,
             max_num_batched_tokens=budget,
@@ -175,6 +185,7 @@ class Engine:
             context_length=self.info.context_length,
             clock=time.monotonic,
             prefixes=self._prefixes(loaded),
+            pace=self._pace.tokens,
         )
         self._loop_task = asyncio.create_task(self._run(), name="chairlift engine")
 
@@ -330,9 +341,15 @@ class Engine:
     async def _step(self, plan: StepPlan) -> StepResult | None:
         assert self._thread is not None
         self._counters.step_started = time.monotonic()
+        begun = time.monotonic()
         try:
-            return await self._thread.run(partial(self._step_on_thread, plan))
+            result = await self._thread.run(partial(self._step_on_thread, plan))
+            before = self._in_flight
+            if result is not None and before is not None and before.number == result.number:
+                self._pace.observe(before, plan, time.monotonic() - begun)
+            return result
         finally:
+            self._in_flight = plan
             self._counters.steps += 1
             self._counters.step_ended = time.monotonic()
             self._counters.step_started = None

@@ -5,7 +5,8 @@ scheduler counts draws as launched when it plans them, and drops what arrives fo
 
 Token budget of a step: every row in decode counts one token and is always in; prefill gets the rest of
 `max_num_batched_tokens`, but never less than one minimal chunk, so neither side can starve the other. A step
-is never larger than `max(max_num_batched_tokens, rows in decode + MIN_CHUNK)`.
+is never larger than `max(max_num_batched_tokens, rows in decode + MIN_CHUNK)`, and while rows decode it
+takes no more prompt tokens than its `pace` allows.
 
 Who prefills: the oldest row gets at least half of the prefill budget, so everyone's turn comes; the rest
 goes to the others by priority, then to the shortest first, so a short prompt does not wait behind a long one.
@@ -61,6 +62,7 @@ class Scheduler:
         context_length: most tokens of prompt and answer together.
         clock: monotonic seconds, for timing and `retry_after`.
         prefixes: what is kept of earlier rows; None keeps nothing.
+        pace: prompt tokens of a step in which rows decode; None: what the budget leaves.
     """
 
     def __init__(
@@ -72,6 +74,7 @@ class Scheduler:
         context_length: int,
         clock: Callable[[], float],
         prefixes: PrefixIndex | None = None,
+        pace: Callable[[], int] | None = None,
     ) -> None:
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
@@ -84,6 +87,7 @@ class Scheduler:
         self.wasted = 0
         """Draws that arrived for rows which had ended."""
         self.prefixes = prefixes
+        self._pace = pace
         self._clock = clock
         self._waiting: dict[int, Row] = {}  # by arrival
         self._live: dict[int, Row] = {}  # by id: rows that hold model state, oldest admission first
@@ -187,7 +191,10 @@ class Scheduler:
         seats = self.max_num_seqs - len(self._live)
         candidates = [row for row in self._live.values() if row.state is RowState.PREFILLING]
         candidates += self._next_in_line(seats)
-        budget = max(self.max_num_batched_tokens - len(decode), self.min_chunk)
+        budget = self.max_num_batched_tokens - len(decode)
+        if decode and self._pace is not None:
+            budget = min(budget, self._pace())
+        budget = max(budget, self.min_chunk)
         admit: list[NewRow] = []
         prefill: list[Span] = []
         save: list[Save] = []

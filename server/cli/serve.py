@@ -96,6 +96,15 @@ def serve(
             help="Tokens a step computes at most; long prompts are cut to fit. The default suits the device.",
         ),
     ] = None,
+    max_step_ms: Annotated[
+        float | None,
+        typer.Option(
+            min=1,
+            help="Milliseconds that a step may take while answers run; prompts are cut to fit. By default "
+            "five times a step that only decodes.",
+            show_default=False,
+        ),
+    ] = None,
     max_waiting: Annotated[
         int, typer.Option(min=0, help="Requests that may wait for a place; further ones get a 429.")
     ] = 256,
@@ -205,6 +214,7 @@ def serve(
         engine=EngineConfig(
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
+            max_step_ms=max_step_ms,
             max_waiting=max_waiting,
             prefix_cache_bytes=parse_size(prefix_cache_ram, "--prefix-cache-ram"),
         ),

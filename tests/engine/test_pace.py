@@ -1,0 +1,79 @@
+"""Chunks that fit the time a step may take, whatever the device and its moods."""
+
+from __future__ import annotations
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given
+
+from chairlift.engine.pace import LEAST_TIME, SHARE, Pace
+from chairlift.engine.plan import Span, StepPlan
+
+DECODE = StepPlan(1, decode=(1,))
+
+
+def mixed(tokens: int) -> StepPlan:
+    return StepPlan(2, prefill=(Span(2, 0, (0,) * tokens, last=False),), decode=(1,))
+
+
+def settled(pace: Pace, decode: float, token: float, steps: int = 20) -> Pace:
+    """After a while on a device of these costs."""
+    for _ in range(steps):
+        pace.observe(DECODE, DECODE, decode)
+        tokens = pace.tokens()
+        pace.observe(mixed(tokens), mixed(tokens), decode + token * tokens)
+        pace.observe(mixed(tokens), DECODE, decode)
+        pace.observe(DECODE, mixed(tokens), decode)
+    return pace
+
+
+def test_before_anything_is_known_it_starts_as_told() -> None:
+    pace = Pace(None, start=64, most=256)
+    assert pace.tokens() == 64 and pace.allowed is None
+    pace.observe(DECODE, DECODE, 0.1)
+    assert pace.tokens() == 64 and pace.allowed == pytest.approx(0.5)
+    assert Pace(None, start=64, most=16).tokens() == 16
+
+
+def test_a_chunk_fills_the_time_that_is_left() -> None:
+    # 0.1 s of decode, 6 ms a token: (0.5 - 0.1) / 0.006 = 66 tokens.
+    assert settled(Pace(None, start=32, most=512), 0.1, 0.006).tokens() == 66
+    assert settled(Pace(0.26, start=32, most=512), 0.1, 0.006).tokens() == 26
+    assert settled(Pace(0.25, start=64, most=512, grain=16), 0.1, 0.006).tokens() == 16
+
+
+def test_a_fast_device_is_bound_by_the_budget_and_a_late_one_by_nothing_less_than_a_token() -> None:
+    assert settled(Pace(None, start=64, most=512), 0.002, 1e-6).tokens() == 512
+    assert settled(Pace(0.05, start=64, most=512), 0.1, 0.006).tokens() == 1
+
+
+@given(
+    decode=st.floats(1e-4, 1),
+    token=st.floats(1e-6, 0.1),
+    most=st.integers(16, 4096),
+    grain=st.integers(1, 64),
+)
+def test_steps_keep_to_the_time_allowed(decode: float, token: float, most: int, grain: int) -> None:
+    pace = settled(Pace(None, start=most // 2, most=most, grain=grain), decode, token)
+    tokens = pace.tokens()
+    assert 1 <= tokens <= most
+    allowed = max(LEAST_TIME, SHARE * decode)
+    if tokens >= 16:
+        assert decode + tokens * token <= allowed * 1.001
+        assert tokens <= grain or tokens == most or tokens % grain == 0
+
+
+def test_one_slow_step_changes_nothing() -> None:
+    pace = settled(Pace(None, start=64, most=512), 0.1, 0.006)
+    pace.observe(DECODE, DECODE, 15)
+    pace.observe(mixed(64), mixed(64), 15)
+    assert pace.tokens() == 66
+
+
+def test_images_and_stubs_tell_nothing() -> None:
+    pace = Pace(None, start=64, most=512)
+    pace.observe(DECODE, DECODE, 0.1)
+    pace.observe(mixed(5), mixed(64), 3)
+    pace.observe(DECODE, StepPlan(3, decode=(1,), encode=(2,)), 9)
+    pace.observe(DECODE, StepPlan(3), 9)
+    assert pace.tokens() == 64 and pace.allowed == pytest.approx(0.5)
