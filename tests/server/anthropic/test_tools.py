@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from anthropic import AsyncAnthropic, beta_async_tool
-from anthropic.types import Message, MessageParam, ToolParam
+from anthropic.types import Message, MessageParam, ToolChoiceParam, ToolParam
 
-from tests.fakes import EOS, FakeRow, FakeRunner, FakeTokenizer, answering
+from tests.fakes import EOS, FakeRow, FakeRunner, FakeTokenizer, answering, letters
 from tests.server.anthropic.asking import ask, events_of, refusal
 from tests.server.harness import MODEL, Lift, lift, on_socket
 
@@ -291,3 +291,60 @@ async def test_a_budget_that_cannot_be_kept_is_refused() -> None:
     async with saying("ok", THINKS) as (server, _):  # where the marks are no tokens
         error = refusal(await ask(server, thinking=budget), 400)
         assert str(error["message"]).startswith("thinking.budget_tokens is not supported")
+
+
+def noise(row: FakeRow) -> int:
+    token = letters(row)
+    return b'{}[]",: 0123456789-.truefalsn'[token % 29] if token % 2 else token
+
+
+STRICT: ToolParam = {
+    "name": "paint",
+    "strict": True,
+    "input_schema": {
+        "type": "object",
+        "properties": {"color": {"enum": ["red", "blue"]}, "dry": {"type": "boolean"}},
+        "required": ["color", "dry"],
+        "additionalProperties": False,
+    },
+}
+
+
+async def test_calls_that_must_be_made_are_made() -> None:
+    """Of a model that says anything, under the schema of its tool."""
+    tokenizer = FakeTokenizer(template=HERMES)
+    async with (
+        lift(FakeRunner(noise), tokenizer=tokenizer) as server,
+        on_socket(server.app) as url,
+        AsyncAnthropic(base_url=url, api_key="none", max_retries=0) as client,
+    ):
+        choices: list[ToolChoiceParam] = [
+            {"type": "any", "disable_parallel_tool_use": True},
+            {"type": "tool", "name": "paint", "disable_parallel_tool_use": True},
+            {"type": "tool", "name": "paint"},
+        ]
+        for choice in choices:
+            for _ in range(3):
+                message = await client.messages.create(
+                    model=MODEL, max_tokens=900, messages=HI, tools=[STRICT], tool_choice=choice
+                )
+                (call,) = message.content
+                assert call.type == "tool_use" and call.name == "paint"
+                assert call.input["color"] in ("red", "blue") and isinstance(call.input["dry"], bool)
+                assert message.stop_reason == "tool_use"
+
+
+async def test_a_strict_schema_that_cannot_be_followed_is_refused_at_its_place() -> None:
+    schema = {"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}
+    tools = [WAIT, {"name": "endless", "input_schema": schema, "strict": True}]
+    async with saying("ok", HERMES) as (server, _):
+        for choice in ({"type": "auto"}, {"type": "any"}):
+            error = refusal(await ask(server, tools=tools, tool_choice=choice), 400)
+            assert str(error["message"]).startswith("tools[1].input_schema"), error
+
+
+async def test_patterns_in_schemas_are_no_matter_while_nothing_is_forced() -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "string", "pattern": "^(?!.*x)(a)\\1$"}}}
+    async with saying("ok", HERMES) as (server, _):
+        response = await ask(server, tools=[{"name": "odd", "input_schema": schema}])
+        assert response.status_code == 200, response.text
