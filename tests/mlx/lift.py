@@ -7,9 +7,10 @@ plan is made when the host knows the tokens of all plans but the last.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count, cycle
 
+from chairlift.engine.constraints import Constraint
 from chairlift.engine.media import PreparedMedia
 from chairlift.engine.plan import NewRow, Runner, Sample, Span, StepPlan, StepResult
 from chairlift.engine.request import SamplingParams
@@ -33,6 +34,7 @@ class Ride:
         preempt: steps in which its state is dropped; it starts again in the step after, from its tokens.
         media: images of its prompt.
         sampling, seed: how it draws.
+        constraint: what it must follow.
     """
 
     prompt: Prompt
@@ -44,6 +46,7 @@ class Ride:
     media: PreparedMedia | None = None
     sampling: SamplingParams = GREEDY
     seed: int = 0
+    constraint: Constraint | None = None
 
 
 @dataclass(slots=True)
@@ -136,9 +139,9 @@ class Lift:
             media = row.ride.media
             row.unseen = len(media.digests) if media is not None else 0
             prompt = row.ride.prompt if media is not None else ()
-            admitted.append(
-                NewRow(row.row, row.ride.sampling, row.ride.seed, len(drawn), media, prompt, tuple(row.known))
-            )
+            known = tuple(row.known)
+            new = NewRow(row.row, row.ride.sampling, row.ride.seed, len(drawn), media, prompt, known)
+            admitted.append(replace(new, constraint=row.ride.constraint))
         return tuple(admitted)
 
     def _span(self, row: _Row, size: int) -> Span:

@@ -10,14 +10,17 @@ import numpy as np
 import pytest
 from mlx_lm.generate import generate_step
 
+from chairlift.engine.constraints import Json, Regex
 from chairlift.engine.models.build import make_runner
 from chairlift.engine.plan import Sample
-from chairlift.engine.request import SamplingParams
+from chairlift.engine.request import Request, SamplingParams
 from chairlift.engine.sampling import Marks
 from tests.mlx.configs import VOCABULARY
 from tests.mlx.lift import Lift, Ride
 from tests.mlx.parity import finding, solo
 from tests.mlx.solo import prompt, upstream_as_it_is
+from tests.mlx.test_prefix import Server
+from tests.vocabularies import toy_compiler
 
 MARKS = Marks(eos=frozenset({3, 5}), line_breaks=(7,))
 EVERYTHING = SamplingParams(
@@ -43,7 +46,7 @@ SETTINGS: tuple[SamplingParams, ...] = (
     SamplingParams(temperature=0, repetition_penalty=0.5, frequency_penalty=2.0),
     SamplingParams(temperature=0, logit_bias={4: 90.0, 3: 100.0}, min_tokens=5),
     SamplingParams(temperature=0, allowed_token_ids=(1, 2, 3, 30), min_tokens=4, logprobs=0),
-    SamplingParams(temperature=1.0),
+    SamplingParams(temperature=1.0, presence_penalty=0.5),
     SamplingParams(temperature=0.7, top_p=0.9, frequency_penalty=0.3),
     SamplingParams(temperature=1.5, xtc_probability=1.0, xtc_threshold=0.02),
     SamplingParams(temperature=1.0, xtc_probability=0.5, repetition_penalty=1.3),
@@ -53,6 +56,10 @@ SETTINGS: tuple[SamplingParams, ...] = (
     EVERYTHING,
     replace(EVERYTHING, allowed_token_ids=tuple(range(5, 60)), logprobs=None),
 )
+CONSTRAINTS = {
+    7: toy_compiler().compile(Json('{"type": "array", "items": {"type": "integer"}}'), "schema"),
+    12: toy_compiler().compile(Regex("(w1|w2|ab)+"), "pattern"),
+}
 LENGTHS = (12, 40, 3, 70, 12, 25, 9, 33)
 RIDES = tuple(
     Ride(
@@ -62,6 +69,7 @@ RIDES = tuple(
         chunks=(7,) if index % 4 == 1 else (512,),
         sampling=sampling,
         seed=index // 2,
+        constraint=CONSTRAINTS.get(index),
     )
     for index, sampling in enumerate(SETTINGS)
 )
@@ -120,3 +128,17 @@ def test_greedy_answers_are_those_of_upstream_with_the_formula(index: int) -> No
         )
         want = [int(token) for token, _ in steps]
     assert [sample.token for sample in lift("llama").run(RIDES)[index]] == want
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3_5"])
+def test_answers_to_one_prompt_share_its_computation(name: str) -> None:
+    """What `n` becomes: each answers as alone from the start, penalties over the prompt included."""
+    tokens = prompt(150)
+    alone = [lift(name).run([Ride(tokens, tokens=8, sampling=EVERYTHING, seed=seed)])[0] for seed in range(4)]
+    server = Server.of(make_runner(solo(name).model, VOCABULARY, finding(name).batching, marks=MARKS)[1])
+    sampling = replace(EVERYTHING, max_tokens=8)
+    rows = [server.scheduler.add(Request("r", tokens, sampling), seed) for seed in range(4)]
+    server.answers.update({row: [] for row in rows})
+    server.finish()
+    assert rows[0].cached == 0 and all(row.cached >= 128 for row in rows[1:])
+    assert seen([server.answers[row] for row in rows]) == seen(alone)
