@@ -68,9 +68,9 @@ async def prepare_conversation(chat: ParsedChat, request_id: str, context: Conte
     files = await context.images.read(chat.images)
     async with context.images.turn:
         prepared = await asyncio.to_thread(prepare, await context.images.decode(chat.images, files))
-    for request in prepared.requests:
-        if request.media is not None:
-            context.images.budget.take(request.media)
+    media = prepared.requests[0].media  # all answers to the conversation share them
+    if media is not None:
+        context.images.budget.take(media)
     return prepared
 
 

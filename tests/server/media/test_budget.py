@@ -87,3 +87,11 @@ async def test_what_does_not_fit_beside_others_comes_back_later() -> None:
         runner.rows.clear()
         running.clear()
         assert (await server.chat(messages=PICTURE, max_tokens=2)).status_code == 200
+
+
+async def test_answers_to_one_conversation_share_its_images() -> None:
+    settings = ServerSettings(media=MediaSettings(max_prepared_bytes=1000))
+    async with lift(processor=Heavy(), settings=settings) as server:
+        reply = await server.chat(messages=PICTURE, max_tokens=2, n=3)
+    assert reply.status_code == 200, reply.text
+    assert len(reply.json()["choices"]) == 3
