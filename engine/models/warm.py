@@ -2,7 +2,8 @@
 
 A GPU compiles its kernels when they are first used: on an H200 the first joins of a fresh process took 4 to
 15 seconds each. So the shapes of a busy server's steps are run once while it starts: rows that join in one
-step and in several, prompts in chunks, rows of unequal length, a row that leaves, sampled rows beside greedy.
+step and in several, prompts in chunks, rows of unequal length, a row that leaves, sampled rows beside greedy,
+rows with settings of every kind.
 """
 
 from __future__ import annotations
@@ -11,10 +12,17 @@ from chairlift.engine.plan import NewRow, Runner, Span, StepPlan
 from chairlift.engine.request import SamplingParams
 
 _SETTINGS = (
-    SamplingParams(temperature=0),
+    SamplingParams(
+        temperature=0,
+        frequency_penalty=0.1,
+        presence_penalty=0.1,
+        repetition_penalty=1.1,
+        logit_bias={0: 1.0},
+        min_tokens=1,
+    ),
     SamplingParams(temperature=0.7, top_p=0.9, top_k=20),
-    SamplingParams(temperature=0, logprobs=2),
-    SamplingParams(temperature=1.0, min_p=0.1),
+    SamplingParams(temperature=0, logprobs=2, allowed_token_ids=(0, 1)),
+    SamplingParams(temperature=1.0, top_p=0.9, min_p=0.1, xtc_probability=1.0),
 )
 _PROMPTS = (5, 96, 33, 160)
 

@@ -85,7 +85,7 @@ class Shaping:
         prompt, answer: its tokens so far, where penalties count them.
     """
 
-    __slots__ = ("allowed", "bias", "biased", "ends", "min_tokens", "sampling", "tally")
+    __slots__ = ("_mask", "allowed", "bias", "biased", "ends", "min_tokens", "sampling", "tally")
 
     def __init__(
         self,
@@ -101,6 +101,15 @@ class Shaping:
         self.ends = np.array(sorted(ends), dtype=np.int32)
         self.allowed = np.array(sampling.allowed_token_ids or (), dtype=np.int32)
         self.tally = Tally(prompt, answer) if sampling.counts_tokens else None
+        self._mask: mx.array | None = None
+
+    def mask(self, vocab: int) -> mx.array:
+        """bool `[vocab]`: the allowed tokens."""
+        if self._mask is None:
+            mask = np.zeros(vocab, dtype=np.bool_)
+            mask[self.allowed[self.allowed < vocab]] = True
+            self._mask = mx.array(mask)
+        return self._mask
 
     def addends(self, count: int) -> tuple[np.ndarray, np.ndarray]:
         """(tokens, what is added to their logits) in the draw after `count` tokens. One may come twice."""
@@ -180,15 +189,16 @@ def _penalized(logits: mx.array, counts: mx.array, shapings: Sequence[Shaping]) 
 
 def _restricted(logits: mx.array, shapings: Sequence[Shaping | None]) -> mx.array:
     """-inf for whatever allowed_token_ids leaves out."""
-    rows = [row for row, shaping in enumerate(shapings) if shaping is not None and len(shaping.allowed)]
-    if not rows:
+    strict = {
+        row: shaping
+        for row, shaping in enumerate(shapings)
+        if shaping is not None and shaping.sampling.allowed_token_ids is not None
+    }
+    if not strict:
         return logits
-    mask = np.zeros((len(rows), logits.shape[-1]), dtype=np.bool_)
-    for at, row in enumerate(rows):
-        shaping = shapings[row]
-        assert shaping is not None
-        mask[at, shaping.allowed[shaping.allowed < mask.shape[1]]] = True
-    return replaced(logits, rows, mx.where(mx.array(mask), taken(logits, rows), -mx.inf))
+    rows, vocab = list(strict), logits.shape[-1]
+    mask = mx.stack([shaping.mask(vocab) for shaping in strict.values()])
+    return replaced(logits, rows, mx.where(mask, taken(logits, rows), -mx.inf))
 
 
 def _column(values: Sequence[float]) -> mx.array:

@@ -21,12 +21,12 @@ COLOUR = {
         "schema": {"type": "object", "properties": {"colour": {"type": "string"}}, "required": ["colour"]},
     },
 }
-SEA = "The sea at night is"
+SEA, LOOP = "The sea at night is", "one two one two one two one two one two"
 ASKS = (
-    complete(SEA, **SHORT),
-    complete(SEA, **SHORT, frequency_penalty=2),
+    complete(LOOP, **SHORT),
+    complete(LOOP, **SHORT, frequency_penalty=2, presence_penalty=2),
     complete(SEA, **SHORT, presence_penalty=-2, logprobs=3),
-    complete(SEA, **SHORT, repetition_penalty=1.4),
+    complete(LOOP, **SHORT, repetition_penalty=1.4),
     complete(SEA, **SHORT, logit_bias={"28": -100, "260": 5}),
     complete(SEA, **SHORT, allowed_token_ids=list(range(500, 900)), min_tokens=3),
     complete([1, 504, 3575], **WARM, seed=1, stop=["e", " a"], min_tokens=4),
