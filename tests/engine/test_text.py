@@ -226,3 +226,34 @@ class TestAnswerText:
     def test_text_and_stop_equal_the_search(self, text: str, stops: list[str]) -> None:
         pieces, stop = answer(text.encode(), SamplingParams(stop=tuple(stops)))
         assert ("".join(pieces), stop) == first_stop(text, stops)
+
+
+def answered(tokens: bytes, sampling: SamplingParams) -> tuple[str, str | int | None, int]:
+    """(text, what ended it, tokens taken) of one-character tokens, all of which there are."""
+    answer = AnswerText(FakeTokenizer(), sampling)
+    text = ""
+    for at, token in enumerate(tokens, 1):
+        text += answer.add(token, last=at == len(tokens))
+        if answer.stop is not None:
+            return text, answer.stop, at
+    return text, None, len(tokens)
+
+
+@given(
+    st.text("ab", min_size=1, max_size=14),
+    st.lists(st.text("ab", min_size=1, max_size=4), min_size=1, max_size=3),
+    st.integers(0, 16),
+)
+@example("aaa", ["aa"], 2)  # the second match overlaps the one that does not count
+@example("abab", ["ab"], 2)
+@example("ab", ["ab"], 2)
+def test_no_stop_string_counts_before_min_tokens(text: str, stops: list[str], least: int) -> None:
+    sampling = SamplingParams(stop=tuple(stops), min_tokens=least)
+    want: tuple[str, str | None, int] = (text, None, len(text))
+    for at in range(least + 1, len(text) + 1):
+        found = [stop for stop in stops if text[:at].endswith(stop)]
+        if found:
+            longest = max(found, key=len)
+            want = text[: at - len(longest)], longest, at
+            break
+    assert answered(text.encode(), sampling) == want
