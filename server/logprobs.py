@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from chairlift.engine.events import TokenLogprob
 from chairlift.engine.plan import Tokenizer
@@ -35,22 +37,56 @@ class TokenTexts:
             self._texts[token_id] = text
         return text
 
+    def utf8(self, token_id: int) -> bytes | None:
+        """Bytes of the text; of a part of a character, whose text is U+FFFD, as the vocabulary writes them.
+        None where it does not tell."""
+        text = self[token_id]
+        if UNFINISHED not in text:
+            return text.encode()
+        data = written_bytes(self._tokenizer.token_strings([token_id])[0])
+        return data if data is not None and data.decode(errors="replace") == text else None
+
+
+def written_bytes(token: str) -> bytes | None:
+    """Of a token as vocabularies write it that hold bytes: SentencePiece's `<0xE2>`, or GPT-2's alphabet, in
+    which every byte is a printable character. None for what is neither."""
+    if match := re.fullmatch(r"<0x([0-9A-F]{2})>", token):
+        return bytes([int(match[1], 16)])
+    try:
+        return bytes(ALPHABET[character] for character in token)
+    except KeyError:
+        return None
+
+
+def _alphabet() -> dict[str, int]:
+    """GPT-2's: printable bytes of Latin-1 stand for themselves, the others for the characters from 256 on."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + at): byte for at, byte in enumerate(others)}
+
+
+ALPHABET: Mapping[str, int] = MappingProxyType(_alphabet())
+UNFINISHED = "\ufffd"
+
 
 def _finite(logprob: float) -> float:
     return logprob if logprob > LEAST else LEAST  # a NaN compares as false
 
 
-def _entry(text: str, logprob: float) -> dict[str, object]:
-    # A part of a character decodes to U+FFFD, and its bytes cannot be told from that.
-    whole = "\ufffd" not in text
-    return {"token": text, "logprob": _finite(logprob), "bytes": list(text.encode()) if whole else None}
+def _entry(texts: TokenTexts, token_id: int, logprob: float) -> dict[str, object]:
+    data = texts.utf8(token_id)
+    return {
+        "token": texts[token_id],
+        "logprob": _finite(logprob),
+        "bytes": None if data is None else list(data),
+    }
 
 
 def chat_logprobs(tokens: Sequence[TokenLogprob], texts: TokenTexts) -> dict[str, object]:
     content = [
         {
-            **_entry(texts[token.token_id], token.logprob),
-            "top_logprobs": [_entry(texts[token_id], logprob) for token_id, logprob in token.top],
+            **_entry(texts, token.token_id, token.logprob),
+            "top_logprobs": [_entry(texts, token_id, logprob) for token_id, logprob in token.top],
         }
         for token in tokens
     ]

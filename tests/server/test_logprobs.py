@@ -7,9 +7,16 @@ import math
 import pytest
 from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from tokenizers.pre_tokenizers import ByteLevel
 
 from chairlift.engine.events import TokenLogprob
-from chairlift.server.logprobs import TokenTexts, chat_logprobs, completion_logprobs
+from chairlift.server.logprobs import (
+    ALPHABET,
+    TokenTexts,
+    chat_logprobs,
+    completion_logprobs,
+    written_bytes,
+)
 from tests.fakes import EOS, FakeRunner, FakeTokenizer, answering
 from tests.server.harness import error_of, lift, stream_of
 
@@ -24,7 +31,7 @@ async def test_chat() -> None:
     first, half, _, end = choice.logprobs.content
     assert (first.token, first.bytes, first.logprob) == ("a", [97], -0.5)
     assert [(top.token, top.logprob) for top in first.top_logprobs] == [("a", -0.5), ("b", -1.5)]
-    assert (half.token, half.bytes) == ("\ufffd", None)
+    assert (half.token, half.bytes) == ("\ufffd", [0xC3])
     assert end.token == "</s>"
     assert [entry["top_logprobs"] for entry in bare] == [[]] * 4
     streamed = [
@@ -88,6 +95,42 @@ class Spaced(FakeTokenizer):
 def test_a_tokens_own_space_is_kept() -> None:
     texts = TokenTexts(Spaced())
     assert [texts[ord(" ")], texts[ord("b")], texts[EOS]] == [" ", "b", "</s>"]
+
+
+@pytest.mark.parametrize(
+    ("token", "want"),
+    [
+        ("<0xE2>", b"\xe2"),
+        ("<0x0A>", b"\n"),
+        ("<0xe2>", b"<0xe2>"),
+        ("\u0120the", b" the"),
+        ("\u00e2\u0122", b"\xe2\x80"),
+        ("\u00ef\u00bf\u00bd", "\ufffd".encode()),
+        ("\u2581the", None),
+        ("\u65e5", None),
+    ],
+)
+def test_bytes_as_vocabularies_write_them(token: str, want: bytes | None) -> None:
+    assert written_bytes(token) == want
+
+
+def test_the_alphabet_is_that_of_the_tokenizers() -> None:
+    assert set(ALPHABET) == set(ByteLevel.alphabet())
+    assert sorted(ALPHABET.values()) == list(range(256))
+    encode = ByteLevel(add_prefix_space=False, use_regex=False)
+    for text in ("a b", "\u00e4\n\x00\x7f", "\u65e5\u672c \U0001f6a1", "\u00ad\u00a0\u0100"):
+        ((written, _),) = encode.pre_tokenize_str(text)
+        assert written_bytes(written) == text.encode()
+
+
+class Muddled(FakeTokenizer):
+    def token_strings(self, token_ids: list[int]) -> list[str]:
+        return ["abc" for _ in token_ids]
+
+
+def test_bytes_that_are_not_the_tokens_are_not_told() -> None:
+    texts = TokenTexts(Muddled())
+    assert (texts.utf8(97), texts.utf8(0xC3)) == (b"a", None)
 
 
 def test_values_that_json_does_not_have() -> None:
