@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 
 import jsonschema
+import openai
 import pydantic
 import pytest
 
 from tests.fakes import FakeRunner, answering
 from tests.server.harness import JSON, MODEL, error_of, lift
-from tests.server.responses.asking import respond, response_of, stream_of
+from tests.server.responses.asking import Recorder, respond, response_of, stream_of
 from tests.server.test_sdk import client_of
 from tests.server.test_structured import ENDLESS, EXAMPLE, PERSON, Person, noise
 
@@ -25,7 +26,7 @@ def text_of(response: JSON) -> str:
 
 async def test_an_answer_follows_its_schema() -> None:
     async with lift(FakeRunner(noise)) as server:
-        for seed in range(3):
+        for seed in range(2):
             more: JSON = {"text": person(strict=True), "temperature": 1, "seed": seed}
             whole = await response_of(server, **more)
             jsonschema.validate(json.loads(text_of(whole)), PERSON)
@@ -84,3 +85,49 @@ async def test_words_of_the_client_are_no_places() -> None:
         choice = {"type": "function", "name": "messages[99].content"}
         error = error_of(await respond(server, tools=tools[:1], tool_choice=choice), 400)
         assert error["param"] == "tool_choice.name"
+
+
+class Look(pydantic.BaseModel):
+    """Look at a place."""
+
+    at: str
+
+
+CALLING = Recorder(template="<tool_call> tool_call.name")
+
+
+async def test_calls_that_must_be_made() -> None:
+    wait: JSON = {"type": "function", "name": "wait"}
+    look: JSON = {"type": "function", "name": "look", "parameters": Look.model_json_schema(), "strict": True}
+    async with lift(FakeRunner(noise), tokenizer=CALLING) as server:
+        for choice, names in (
+            ("required", {"look", "wait"}),
+            ({"type": "function", "name": "look"}, {"look"}),
+            (
+                {
+                    "type": "allowed_tools",
+                    "mode": "required",
+                    "tools": [{"type": "function", "name": "wait"}],
+                },
+                {"wait"},
+            ),
+        ):
+            response = await response_of(server, tools=[look, wait], tool_choice=choice)
+            call = response["output"][0]  # type: ignore[index]
+            assert call["type"] == "function_call" and call["name"] in names
+            assert response["tool_choice"] == choice
+            if call["name"] == "look":
+                Look.model_validate_json(call["arguments"])
+
+
+async def test_the_sdk_parses_the_arguments_of_calls() -> None:
+    async with lift(FakeRunner(noise), tokenizer=CALLING) as server, client_of(server) as client:
+        tools = [openai.pydantic_function_tool(Look)]
+        parsed = await client.responses.parse(model=MODEL, input="Hi", tools=tools, tool_choice="required")
+        call = parsed.output[0]
+        assert call.type == "function_call" and isinstance(call.parsed_arguments, Look)
+        async with client.responses.stream(
+            model=MODEL, input="Hi", tools=tools, tool_choice="required"
+        ) as stream:
+            call = (await stream.get_final_response()).output[0]
+        assert call.type == "function_call" and isinstance(call.parsed_arguments, Look)
