@@ -33,6 +33,7 @@ SAME = (
     "prompt_cache_key",
     "safety_identifier",
     "store",
+    "thinking_token_budget",
     "user",
 )
 """Parameters that both have, under one name."""

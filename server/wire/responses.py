@@ -345,3 +345,4 @@ class ResponsesRequest(Drawn):
     chat_template_kwargs: dict[str, object] | None = None
     enable_thinking: bool | None = None
     structured_outputs: StructuredOutputs | None = None
+    thinking_token_budget: Count | None = None
