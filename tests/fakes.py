@@ -34,7 +34,7 @@ from chairlift.engine.plan import (
     StepResult,
 )
 from chairlift.engine.thinking import ThinkingCount
-from tests.vocabularies import allowed, vocabulary
+from tests.vocabularies import allowed, trial, vocabulary
 
 BOS, EOS, START, END = 256, 257, 258, 259
 SPECIALS = {BOS: "<s>", EOS: "</s>", START: "<|im_start|>", END: "<|im_end|>"}
@@ -494,6 +494,6 @@ def fake_model(
         tokenizer,
         runner or FakeRunner(),
         processor,
-        constraints=Compiler(tokenizer.grammar_vocabulary),
+        constraints=Compiler(tokenizer.grammar_vocabulary, trial()),
     )
     return lambda: loaded

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from functools import cache
 
 from llguidance import LLTokenizer, TokenizerWrapper
 
 from chairlift.engine.constraints import Compiler
 from chairlift.engine.constraints.matcher import MaskFiller, Matcher
+from chairlift.engine.constraints.trial import Trial
 
 
 class _Vocabulary:
@@ -65,7 +67,13 @@ characters, three special tokens; two of them end an answer."""
 
 
 def toy_compiler() -> Compiler:
-    return Compiler(lambda: vocabulary(TOY, (END, STOP), {MARK, END, STOP}))
+    return Compiler(lambda: vocabulary(TOY, (END, STOP), {MARK, END, STOP}), trial())
+
+
+@cache
+def trial() -> Trial:
+    """One process for all tests."""
+    return Trial()
 
 
 def toy_tokens(text: str) -> list[int]:

@@ -17,6 +17,7 @@ from chairlift.engine.constraints.constraint import Constraint
 from chairlift.engine.constraints.matcher import Matcher, first_line
 from chairlift.engine.constraints.pieces import Either, Json, Piece, Repeat, Sequence
 from chairlift.engine.constraints.render import render
+from chairlift.engine.constraints.trial import Trial
 from chairlift.engine.errors import InvalidParameter
 
 log = logging.getLogger(__name__)
@@ -28,9 +29,26 @@ MOST_KEPT_BYTES = 4 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
-class _Compiled:
+class Compiled:
+    """A grammar compiled for a vocabulary."""
+
     start: LLMatcher
     words: int
+
+    @classmethod
+    def of(cls, grammar: str, tokenizer: LLTokenizer) -> Compiled:
+        """Raises: lark.GrammarError: it cannot be followed."""
+        limits = LLParserLimits(max_grammar_size=200_000, verbose_errors=False)
+        start = LLMatcher(tokenizer, grammar, log_level=0, limits=limits)
+        if start.is_error():
+            raise lark.GrammarError(f"cannot be followed: {first_line(start.get_error())}")
+        trial = start.deep_copy()
+        mask = trial.compute_bitmask()
+        if trial.is_error() and "NoExtension" not in trial.get_error():
+            raise lark.GrammarError(f"cannot be followed: {first_line(trial.get_error())}")
+        if trial.is_error() or not any(mask):
+            raise lark.GrammarError("allows no answer at all")
+        return cls(start, (tokenizer.vocab_size + 31) // 32)
 
     def matcher(self) -> Matcher:
         return Matcher(self.start.deep_copy(), self.words)
@@ -42,15 +60,17 @@ class Compiler:
     Args:
         tokenizer: makes llguidance's tokenizer, which takes a second: called when first needed. What it
             raises says that the vocabulary cannot be constrained.
+        trial: what grammars have to pass first.
     """
 
-    def __init__(self, tokenizer: Callable[[], LLTokenizer]) -> None:
+    def __init__(self, tokenizer: Callable[[], LLTokenizer], trial: Trial | None = None) -> None:
+        self._trial = trial or Trial()
         self._make_tokenizer = tokenizer
         self._making = threading.Lock()
         self._lock = threading.Lock()
         self._tokenizer: LLTokenizer | None = None
         self._specials: dict[str, int] = {}
-        self._kept: OrderedDict[str, Future[_Compiled]] = OrderedDict()
+        self._kept: OrderedDict[str, Future[Compiled]] = OrderedDict()
         self._kept_bytes = 0
 
     def compile(self, piece: Piece, param: str) -> Constraint:
@@ -93,12 +113,12 @@ class Compiler:
                 self._tokenizer = tokenizer
             return self._tokenizer, self._specials
 
-    def _shared(self, grammar: str, tokenizer: LLTokenizer) -> _Compiled:
+    def _shared(self, grammar: str, tokenizer: LLTokenizer) -> Compiled:
         """What is compiled already, or is being compiled by another thread, is not compiled again."""
         with self._lock:
             known = self._kept.get(grammar)
             if known is None:
-                future: Future[_Compiled] = Future()
+                future: Future[Compiled] = Future()
                 self._kept[grammar] = future
                 self._kept_bytes += len(grammar)
             else:
@@ -106,7 +126,9 @@ class Compiler:
         if known is not None:
             return known.result()
         try:
-            compiled = _compile(grammar, tokenizer)
+            if (complaint := self._trial.complaint(grammar, tokenizer.vocab_size)) is not None:
+                raise lark.GrammarError(complaint)
+            compiled = Compiled.of(grammar, tokenizer)
         except BaseException as error:
             future.set_exception(error)
             with self._lock:
@@ -131,21 +153,6 @@ def _specials(tokenizer: LLTokenizer) -> dict[str, int]:
         if tokenizer.is_special_token(token)
     }
     return {text: token for text, token in texts.items() if text and "\ufffd" not in text}
-
-
-def _compile(grammar: str, tokenizer: LLTokenizer) -> _Compiled:
-    """Raises: lark.GrammarError."""
-    limits = LLParserLimits(max_grammar_size=200_000, verbose_errors=False)
-    start = LLMatcher(tokenizer, grammar, log_level=0, limits=limits)
-    if start.is_error():
-        raise lark.GrammarError(f"cannot be followed: {first_line(start.get_error())}")
-    trial = start.deep_copy()
-    mask = trial.compute_bitmask()
-    if trial.is_error() and "NoExtension" not in trial.get_error():
-        raise lark.GrammarError(f"cannot be followed: {first_line(trial.get_error())}")
-    if trial.is_error() or not any(mask):
-        raise lark.GrammarError("allows no answer at all")
-    return _Compiled(start, (tokenizer.vocab_size + 31) // 32)
 
 
 def _without_unsupported_patterns(piece: Piece) -> Piece:

@@ -8,7 +8,7 @@ from typing import Protocol
 from chairlift.engine.constraints.matcher import Matcher
 
 
-class Compiled(Protocol):
+class Followed(Protocol):
     """A grammar ready to be followed."""
 
     def matcher(self) -> Matcher:
@@ -22,5 +22,5 @@ class Constraint:
 
     grammar: str
     """llguidance's, which says all there is to it: equal grammars are equal constraints."""
-    compiled: Compiled = field(compare=False, repr=False)
+    compiled: Followed = field(compare=False, repr=False)
     """Kept with the request, so that it is never compiled again."""

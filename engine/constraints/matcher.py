@@ -25,6 +25,8 @@ class Matcher:
         self.words = words
         self.fault: str | None = None
         """Why it follows no more, in one line for the client."""
+        self.reason = ""
+        """The same in llguidance's words."""
 
     def advance(self, token: int) -> None:
         """The row has drawn the token. Tokens after the end of the answer (drawn ahead) have no effect."""
@@ -34,7 +36,12 @@ class Matcher:
     def note_fault(self) -> None:
         """Set `fault` where llguidance gave up: one of its limits was met."""
         if self.inner.is_error():
-            self.fault = BROKEN.format(first_line(self.inner.get_error()))
+            self.reason = first_line(self.inner.get_error())
+            self.fault = BROKEN.format(self.reason)
+
+    def fresh(self) -> Matcher:
+        """Another that stands where this one does."""
+        return Matcher(self.inner.deep_copy(), self.words)
 
     @property
     def accepting(self) -> bool:

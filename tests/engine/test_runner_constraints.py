@@ -225,9 +225,9 @@ def test_the_forward_is_launched_before_the_step_before_is_read(monkeypatch: pyt
 
 def test_logits_beyond_the_vocabulary_are_never_drawn() -> None:
     """Models pad their vocabularies; here the tokenizer has 64 tokens fewer than the logits."""
-    from tests.vocabularies import vocabulary
+    from tests.vocabularies import trial, vocabulary
 
-    small = Compiler(lambda: vocabulary([*TOY[:127], b"</s>"], (127,), {127}))
+    small = Compiler(lambda: vocabulary([*TOY[:127], b"</s>"], (127,), {127}), trial())
     free = small.compile(Regex(r"(.|\n){40}"), "field")
     rider = Rider(prompt(5, 1), 41, SamplingParams(temperature=2), constraint=free)
     (drawn,) = answers(runner_of(Batching.FLAT), [rider])

@@ -26,7 +26,7 @@ from chairlift.engine.constraints import (
 )
 from chairlift.engine.constraints.pieces import optional
 from chairlift.engine.errors import InvalidParameter
-from tests.vocabularies import END, MARK, STOP, TOY, allowed, toy_compiler, toy_tokens, vocabulary
+from tests.vocabularies import END, MARK, STOP, TOY, allowed, toy_compiler, toy_tokens, trial, vocabulary
 
 COMPILER = toy_compiler()
 
@@ -255,7 +255,7 @@ def test_a_vocabulary_that_cannot_be_read() -> None:
 
 
 def test_one_end_token() -> None:
-    compiler = Compiler(lambda: vocabulary([b"a", b"</s>"], (1,), {1}))
+    compiler = Compiler(lambda: vocabulary([b"a", b"</s>"], (1,), {1}), trial())
     matcher = compiler.compile(Literal("a"), "field").compiled.matcher()
     assert allowed(matcher) == {0}
     matcher.advance(0)
