@@ -262,7 +262,7 @@ class Tokenizer(Protocol):
 
     @property
     def tool_parser(self) -> str | None:
-        """The format of tool calls that the tokenizer's own configuration names, in mlx-lm's words."""
+        """What mlx-lm calls the format of this model's tool calls, or else that of its template."""
         ...
 
     def apply_chat_template(

@@ -60,11 +60,14 @@ def answer_constraint(
     if calls.strict and not (calls.forced or output.writing is not None or output.harmony):
         index = next(i for i, tool in enumerate(wire.tools or ()) if tool.function.name in offer.strict)
         param = f"tools[{index}].function.strict"
-        message = (
-            f"{param} is not supported with this model, which writes no JSON, unless the call is forced."
-        )
+        message = f"{param} is not supported with this model's form of calls, unless the call is forced."
         raise unsupported(param, message)
-    piece = answer_piece(output, thinks=thinks, begins=begins, content=content and content[1], calls=calls)
+    try:
+        piece = answer_piece(
+            output, thinks=thinks, begins=begins, content=content and content[1], calls=calls
+        )
+    except InvalidParameter as error:
+        raise invalid(error.message, error.param, "invalid_value") from None
     constraint: Constraint | None = None
     if piece is not None:
         param = content[0] if content else "tool_choice" if calls.forced else "tools"

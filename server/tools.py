@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -9,7 +10,7 @@ from chairlift.engine.constraints import Compiler
 from chairlift.engine.constraints.pieces import Json
 from chairlift.engine.errors import InvalidParameter
 from chairlift.engine.output.constrained import Calls
-from chairlift.engine.output.writing import schema_text
+from chairlift.engine.output.writing import schema_of
 from chairlift.server.errors import invalid, shorten
 from chairlift.server.wire.chat import ChatRequest
 from chairlift.server.wire.tools import AllowedTools, NamedTool, Tool
@@ -94,7 +95,9 @@ def blame(offer: Offer, wire: ChatRequest, compiler: Compiler) -> None:
     """
     for index, tool in enumerate(wire.tools or ()):
         param = f"tools[{index}].function.parameters"
-        schema = Json(schema_text(tool.function.parameters), strict=tool.function.name in offer.strict)
+        schema = Json(
+            json.dumps(schema_of(tool.function.parameters)), strict=tool.function.name in offer.strict
+        )
         try:
             compiler.compile(schema, param)
         except InvalidParameter as error:

@@ -181,7 +181,8 @@ class HFTokenizer:
 
     @property
     def tool_parser(self) -> str | None:
-        name = self._tokenizer.init_kwargs.get("tool_parser_type")
+        settings = self._tokenizer.init_kwargs
+        name = settings.get("tool_parser_type") or settings.get("chat_template_type")
         return name if isinstance(name, str) else None
 
     @property

@@ -21,6 +21,7 @@ from chairlift.engine.output.tool_formats import (
     INNER_MARKS,
     TEMPLATE_SIGNS,
     TOOL_FORMATS,
+    UPSTREAM_NAMES,
 )
 from chairlift.engine.output.writing import HERMES_WRITING, Writing, writing_of
 from chairlift.engine.plan import Tokenizer
@@ -108,7 +109,7 @@ class OutputFormat:
     ends: Mapping[int, str] = field(default_factory=dict)
     """The same tokens and their texts: one may end an answer."""
     writing: Writing | None = None
-    """How calls are to be written, where their arguments are JSON."""
+    """How calls are to be written; None where their arguments are neither JSON nor XML."""
 
     @property
     def make_id(self) -> MakeID:
@@ -121,7 +122,7 @@ class OutputFormat:
 
     @property
     def forced_writing(self) -> Writing:
-        """How calls are to be written where there must be some: whatever the family, arguments are JSON."""
+        """How calls are to be written where there must be some."""
         return self.writing or HERMES_WRITING
 
     def prefix(self, prompt_end: str) -> str:
@@ -246,12 +247,13 @@ def _thinking_name(tokenizer: Tokenizer, template: str) -> str:
 
 
 def _tool_name(tokenizer: Tokenizer, template: str) -> str:
-    given = tokenizer.tool_parser
-    if given is not None and given in TOOL_CALL_PARSERS:
-        return ALIASES.get(given, given)
     for name, signs in TEMPLATE_SIGNS:
         if all(sign in template for sign in signs):
             return name
+    named = tokenizer.tool_parser or ""
+    given = UPSTREAM_NAMES.get(named, named)
+    if given in TOOL_FORMATS:
+        return given
     if all(tokenizer.token_id(mark) is not None for mark in _XTML):
         return "kimi_k3"
     if tokenizer.token_id("<|tool_call_start|>") is not None:

@@ -59,7 +59,7 @@ def dsml_calls(body: str, tools: Sequence[Tool]) -> list[Call]:
         for key, string, value in _PARAMETER.findall(inside):
             arguments[key] = value if string != "false" else _json_or_text(value)
         calls.append({"name": name, "arguments": arguments})
-    return checked(calls)
+    return checked(calls, tools)
 
 
 def _json_or_text(value: str) -> object:

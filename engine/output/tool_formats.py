@@ -182,6 +182,11 @@ ALIASES: Mapping[str, str] = MappingProxyType(
 )
 """Other libraries' names of the same formats."""
 
+UPSTREAM_NAMES: Mapping[str, str] = MappingProxyType(
+    {"json_tools": HERMES, "pythonic": "lfm2", "glm47": "glm", "laguna": "glm"}
+)
+"""mlx-lm's names of the formats that have others here."""
+
 TEMPLATE_SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("minimax_m2", ("<minimax:tool_call>",)),
     ("gemma4", ("<|tool_call>", "<tool_call|>")),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import regex
@@ -16,6 +16,7 @@ import regex
 from chairlift.engine.output.cursor import Cursor, Grammar
 from chairlift.engine.output.grammar import Tool, Tools
 from chairlift.engine.output.json_text import object_text
+from chairlift.engine.output.parameters import with_types
 
 log = logging.getLogger(__name__)
 
@@ -104,22 +105,32 @@ class UpstreamCalls:
         # call: without the tools' schemas it stays the text that it is.
         for schemas in (list(tools), None):
             try:
-                return checked(parse(body.strip(), schemas))
+                return checked(parse(body.strip(), schemas), tools)
             except Exception as error:
                 log.debug("mlx-lm's %s cannot read a call: %s", self.module, error)
         raise ValueError("no call")
 
 
-def checked(parsed: object) -> list[Call]:
+def checked(parsed: object, tools: Sequence[Tool]) -> list[Call]:
     """What a parser made of a call, as (name, JSON). Raises: ValueError where it is none."""
+    schemas = _schemas(tools)
     calls: list[Call] = []
     for call in parsed if isinstance(parsed, list) else [parsed]:
         if not isinstance(call, dict) or not isinstance(call.get("name"), str) or not call["name"]:
             raise ValueError("a call without a name")
-        arguments = object_text(call.get("arguments"))
+        given = call.get("arguments")
+        if isinstance(given, dict):
+            given = with_types(given, schemas.get(call["name"]))
+        arguments = object_text(given)
         if arguments is None:
             raise ValueError("arguments that are no object")
         calls.append((call["name"], arguments))
     if not calls:
         raise ValueError("no call")
     return calls
+
+
+def _schemas(tools: Sequence[Tool]) -> dict[object, object]:
+    """Of the arguments, by the tool's name."""
+    functions = (tool.get("function") for tool in tools)
+    return {each.get("name"): each.get("parameters") for each in functions if isinstance(each, Mapping)}

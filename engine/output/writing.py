@@ -1,7 +1,7 @@
 """How calls are to be written, where an answer must be one: the pieces of a constraint.
 
-The inverse of `tool_formats`, for the formats whose arguments are JSON. Calls of a family that writes them
-otherwise are forced in Hermes' form, and read in it.
+The inverse of `tool_formats`, for the formats whose arguments are JSON or XML. Calls of a family that writes
+them otherwise are forced in Hermes' form, and read in it.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from types import MappingProxyType
 from chairlift.engine.constraints.pieces import Either, Json, Literal, Piece, Regex, Repeat
 from chairlift.engine.constraints.pieces import Sequence as Chain
 from chairlift.engine.output.grammar import Tool
+from chairlift.engine.output.parameters import KEY, ParameterWriting
 
 NAME = "\0"
 """Stands for the tool's name."""
@@ -36,13 +37,18 @@ class Writing:
     mark: str = ""
     """With which `opening`, or each call where there is none, begins: no other text may hold it. Empty where
     calls have none."""
+    parameters: ParameterWriting | None = None
+    """How arguments are written that are no JSON."""
 
     def call(self, tool: Tool, *, behind: str = "") -> Piece:
         """`behind`: what of the beginning is written already."""
         function = tool["function"]
         assert isinstance(function, Mapping)
         before = self.before.replace(NAME, str(function["name"])).removeprefix(behind)
-        arguments = Json(schema_text(function.get("parameters")), strict=bool(function.get("strict")))
+        schema, strict = schema_of(function.get("parameters")), bool(function.get("strict"))
+        arguments: Piece = Json(json.dumps(schema), strict)
+        if self.parameters is not None:
+            arguments = self.parameters.parameters(schema, strict=strict)
         head, number, tail = before.partition(NUMBER)
         named = (Literal(head), Regex("[0-9]"), Literal(tail)) if number else (Literal(before),)
         return Chain((*named, arguments, Literal(self.after)))
@@ -66,10 +72,11 @@ def _either(pieces: Sequence[Piece]) -> Piece:
     return pieces[0] if len(pieces) == 1 else Either(tuple(pieces))
 
 
-def schema_text(parameters: object) -> str:
+def schema_of(parameters: object) -> dict[str, object]:
+    """The schema of a tool's arguments: an object, without members where there are no parameters."""
     if not isinstance(parameters, Mapping) or not parameters:
-        return json.dumps(dict(NO_ARGUMENTS))
-    return json.dumps({"type": "object", **parameters})
+        return dict(NO_ARGUMENTS)
+    return {"type": "object", **parameters}
 
 
 def _listed(start: str, end: str = "", *, name: str = "name", arguments: str = "arguments") -> Writing:
@@ -84,7 +91,7 @@ _DEEPSEEK = ("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<�
 
 
 def writing_of(format: str, template: str) -> Writing | None:
-    """How a family writes its calls; None where their arguments are no JSON.
+    """How a family writes its calls; None where their arguments are neither JSON nor XML.
 
     Args:
         template: the chat template, which tells versions of a format apart.
@@ -105,6 +112,16 @@ def writing_of(format: str, template: str) -> Writing | None:
                 section,
             )
         return Writing(f"{call}{NAME}<｜tool▁sep｜>", end, section, "", section_end, section)
+    if format == "glm":
+        line = "" if "</arg_key><arg_value>" in template else "\n"
+        parameter = ParameterWriting(f"<arg_key>{KEY}</arg_key>{line}<arg_value>", f"</arg_value>{line}")
+        return Writing(
+            f"<tool_call>{NAME}{line}",
+            "</tool_call>",
+            between="\n",
+            mark="<tool_call>",
+            parameters=parameter,
+        )
     return _WRITINGS.get(format)
 
 
@@ -128,6 +145,29 @@ _WRITINGS: Mapping[str, Writing] = MappingProxyType(
             f'<|action_start|><|plugin|>{{"name": "{NAME}", "parameters": ',
             "}<|action_end|>",
             mark="<|action_start|><|plugin|>",
+        ),
+        "qwen3_coder": Writing(
+            f"<tool_call>\n<function={NAME}>\n",
+            "</function>\n</tool_call>",
+            between="\n",
+            mark="<tool_call>",
+            parameters=ParameterWriting(f"<parameter={KEY}>\n", "\n</parameter>\n"),
+        ),
+        "seed_oss": Writing(
+            f"<seed:tool_call>\n<function={NAME}>\n",
+            "</function>\n</seed:tool_call>",
+            between="\n",
+            mark="<seed:tool_call>",
+            parameters=ParameterWriting(f"<parameter={KEY}>", "</parameter>\n"),
+        ),
+        "minimax_m2": Writing(
+            f'<invoke name="{NAME}">\n',
+            "</invoke>\n",
+            "<minimax:tool_call>\n",
+            "",
+            "</minimax:tool_call>",
+            "<minimax:tool_call>",
+            ParameterWriting(f'<parameter name="{KEY}">', "</parameter>\n"),
         ),
         "cohere": _listed("<|START_ACTION|>", "<|END_ACTION|>", name="tool_name", arguments="parameters"),
     }

@@ -269,6 +269,20 @@ class TestLeaving:
             assert tokens(found) == solo(request(), 3)
             assert found[-1] == Finished(FinishReason.ABORT, Usage(6, 3))
 
+    async def test_a_reader_that_has_all_it_wants(self) -> None:
+        runner = FakeRunner()
+        async with started(runner) as engine:
+            runner.close_gate()
+            handle = engine.submit(request(max_tokens=1000))
+            await runner.at_gate()
+            await runner.let_through(4)
+            handle.finish()
+            runner.open_gate()
+            await settled(engine)
+            assert await end(handle) == Finished(FinishReason.STOP, Usage(6, 3))
+            handle.finish()
+            assert engine.stats().finished == {FinishReason.STOP: 1}
+
     async def test_cancelling_what_has_ended_changes_nothing(self) -> None:
         async with started(FakeRunner()) as engine:
             handle = engine.submit(request(max_tokens=1))

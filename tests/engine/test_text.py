@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from chairlift.engine.request import SamplingParams
 from chairlift.engine.text import MOST_WINDOW, AnswerText, Detokenizer, StopStrings
-from tests.fakes import BOS, END, EOS, FakeTokenizer
+from tests.fakes import BOS, END, EOS, START, FakeTokenizer
 
 UNFINISHED = "\ufffd"
 
@@ -257,3 +257,28 @@ def test_no_stop_string_counts_before_min_tokens(text: str, stops: list[str], le
             want = text[: at - len(longest)], longest, at
             break
     assert answered(text.encode(), sampling) == want
+
+
+class TestVisibleTokens:
+    def test_special_tokens_are_left_out_unless_they_are_visible(self) -> None:
+        tokens = [*b"a", START, *b"b", END, *b"c", BOS]
+        text = AnswerText(FakeTokenizer(), SamplingParams(ignore_eos=True), {START, END})
+        assert [text.add(token) for token in tokens] == ["a", "<|im_start|>", "b", "<|im_end|>", "c", ""]
+        hidden = AnswerText(FakeTokenizer(), SamplingParams(ignore_eos=True))
+        assert [hidden.add(token) for token in tokens] == ["a", "", "b", "", "c", ""]
+
+    def test_stop_strings_see_what_is_visible(self) -> None:
+        text = AnswerText(FakeTokenizer(), SamplingParams(stop=("start|>b",)), {START})
+        assert [text.add(token) for token in (*b"a", START, *b"b")] == ["a", "<|im_", ""]
+        assert text.stop == "start|>b"
+
+    def test_a_character_goes_on_behind_a_hidden_token(self) -> None:
+        first, second = "é".encode()
+        detokenizer = Detokenizer(FakeTokenizer(), {START})
+        assert feed(detokenizer, [first, BOS, second, START]) == ["", "", "é", "<|im_start|>", ""]
+
+    @given(st.lists(st.sampled_from([*"aé€".encode(), BOS, START, END]), max_size=40))
+    def test_concatenated_it_is_the_text_of_what_is_visible(self, tokens: list[int]) -> None:
+        tokenizer = FakeTokenizer()
+        visible = [token for token in tokens if token not in (BOS, EOS, END)]
+        assert "".join(feed(Detokenizer(tokenizer, {START}), tokens)) == tokenizer.decode(visible)

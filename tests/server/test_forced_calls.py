@@ -27,6 +27,10 @@ QWEN = "<think></think> enable_thinking <tool_call> tool_call.name"
 TEMPLATES = {
     "hermes": QWEN,
     "qwen3_coder": "<tool_call>\n<function=",
+    "glm": "<arg_key>",
+    "glm47": "</arg_key><arg_value>",
+    "minimax_m2": "<minimax:tool_call>",
+    "seed_oss": "<seed:tool_call>",
     "mistral": "[TOOL_CALLS] [ARGS]",
     "mistral, older": "[TOOL_CALLS]",
     "kimi_k2": "<|tool_calls_section_begin|>",
@@ -110,12 +114,28 @@ async def test_only_allowed_tools_are_called() -> None:
     assert isinstance(shown, list) and len(shown) == 2
 
 
-@pytest.mark.parametrize("family", ["hermes", "mistral", "kimi_k2", "deepseek_v3", "llama3_json", "harmony"])
+@pytest.mark.parametrize(
+    "family",
+    [
+        "hermes",
+        "mistral",
+        "kimi_k2",
+        "deepseek_v3",
+        "llama3_json",
+        "harmony",
+        "qwen3_coder",
+        "glm47",
+        "minimax_m2",
+    ],
+)
 async def test_strict_arguments_follow_their_schema(family: str) -> None:
     beginnings = {
         "hermes": 'Let me see. <tool_call>{"name": "look", "arguments": {"at": "nowhere',
         "mistral": '[TOOL_CALLS]look[ARGS]{"at": "nowhere',
         "kimi_k2": "<|tool_calls_section_begin|><|tool_call_begin|>functions.look:0<|tool_call_",
+        "qwen3_coder": "I look.\n<tool_call>\n<function=look>\n<parameter=at>\nnowhere",
+        "glm47": "<tool_call>look<arg_key>at</arg_key><arg_value>nowhere",
+        "minimax_m2": '<minimax:tool_call>\n<invoke name="look">\n<parameter name="at">nowhere',
         "deepseek_v3": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>look\n```json\n{",
         "llama3_json": '{"name": "look", "parameters": {"at": "nowhere',
         "harmony": '<|channel|>commentary to=functions.look <|constrain|>json<|message|>{"at": "nowhere',
@@ -226,7 +246,7 @@ async def test_a_budget_before_content_under_a_schema() -> None:
         (QWEN, {"thinking_token_budget": -1}, "thinking_token_budget"),
         (QWEN, {"thinking_token_budget": 5}, "thinking_token_budget"),
         (TEMPLATES["harmony"], {"thinking_token_budget": 5}, "thinking_token_budget"),
-        (TEMPLATES["qwen3_coder"], {"tools": [WAIT, STRICT]}, "tools[1].function.strict"),
+        (TEMPLATES["gemma4"], {"tools": [WAIT, STRICT]}, "tools[1].function.strict"),
         (QWEN, {"tools": [LOOK], "tool_choice": "required", "ignore_eos": True}, "ignore_eos"),
         (
             QWEN,

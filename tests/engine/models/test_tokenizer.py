@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,6 +16,8 @@ pytest.importorskip("mlx_lm")
 from chairlift.engine.errors import InvalidParameter, ModelUnavailable
 from chairlift.engine.models.gguf import convert_gguf
 from chairlift.engine.models.tokenizer import HFTokenizer, load_tokenizer, read_template
+from chairlift.engine.output.formats import choose_format
+from chairlift.engine.output.tool_formats import TOOL_FORMATS
 from tests.engine.models.gguf_files import Llama, byte_level, sentencepiece
 
 TEMPLATE = (
@@ -59,6 +62,31 @@ def test_strings_of_the_vocabulary(tokenizer: HFTokenizer) -> None:
     ids = tokenizer.encode("12 the")
     assert tokenizer.token_strings(ids) == ["<|endoftext|>", "12", "Ġthe"]
     assert tokenizer.token_strings([10**6]) == [""]
+
+
+def test_special_tokens_and_the_template(tokenizer: HFTokenizer) -> None:
+    specials = tokenizer.special_tokens
+    assert specials["<|endoftext|>"] == 0 == tokenizer.token_id("<|endoftext|>")
+    for text, token in specials.items():
+        assert tokenizer.decode([token]) == text
+        assert tokenizer.decode([token], skip_special_tokens=True) == ""
+    (word,) = tokenizer.encode("12", add_special_tokens=False)
+    assert tokenizer.token_id("12") == word and "12" not in specials
+    assert tokenizer.token_id("no such token") is None
+    assert tokenizer.chat_templates == (TEMPLATE,)
+    assert tokenizer.template_mentions("enable_thinking")
+    assert not tokenizer.template_mentions("thinking")
+    assert tokenizer.tool_parser is None
+
+
+def test_the_format_of_calls_that_a_folder_names(folder: Path, tmp_path: Path) -> None:
+    named = tmp_path / "named"
+    shutil.copytree(folder, named)
+    settings = json.loads((named / "tokenizer_config.json").read_text())
+    (named / "tokenizer_config.json").write_text(json.dumps({**settings, "tool_parser_type": "pythonic"}))
+    tokenizer = load_tokenizer(named)
+    assert tokenizer.tool_parser == "pythonic"
+    assert choose_format(tokenizer).tools is TOOL_FORMATS["lfm2"]
 
 
 def test_half_a_character_is_a_replacement(tokenizer: HFTokenizer) -> None:

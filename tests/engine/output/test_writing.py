@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
-from chairlift.engine.constraints.pieces import Either, Json, Literal, Piece, Regex, Repeat, Sequence
+from chairlift.engine.constraints.pieces import Either, Json, Literal, Piece, Regex, Repeat, Sequence, Until
 from chairlift.engine.events import Finished, FinishReason, TextDelta
 from chairlift.engine.output.events import OutputEnd
 from chairlift.engine.output.formats import TOOL_CALL_PARSERS, choose_format
-from chairlift.engine.output.writing import HARMONY_WRITING, schema_text
+from chairlift.engine.output.writing import HARMONY_WRITING, schema_of
 from tests.engine.output.shapes_of import TOOLS, USAGE, said
 from tests.fakes import FakeTokenizer
 
-ARGUMENTS = '{"a": 1}'
+VALUES = {"object": '{"a": 1}', "integer": "7", "boolean": "true", "array": "[1]", "number": "1.5"}
+XML = ({"a": 7, "s": "x y"}, {"at": "x y"}, {}, {"b": True, "o": {"a": 1}, "l": [1], "n": 1.5, "e": "z"})
+"""What follows of the arguments of each tool, where they are parameters."""
 
 
 def text_of(piece: Piece, choice: int, times: int = 2) -> str:
@@ -21,16 +25,19 @@ def text_of(piece: Piece, choice: int, times: int = 2) -> str:
         case Literal():
             return piece.text
         case Json():
-            return ARGUMENTS
+            kind = json.loads(piece.schema)["type"]
+            return VALUES[kind]
+        case Until():
+            return f"x y{piece.mark}"
         case Regex():
             return "0"
         case Sequence():
             return "".join(text_of(part, choice) for part in piece.pieces)
         case Either():
-            return text_of(piece.pieces[choice], choice)
+            return text_of(piece.pieces[min(choice, len(piece.pieces) - 1)], choice)
         case Repeat():
             between = "" if piece.between is None else text_of(piece.between, choice)
-            return between.join([text_of(piece.piece, choice)] * times)
+            return between.join([text_of(piece.piece, choice)] * min(times, piece.most or times))
         case _:
             raise AssertionError(piece)
 
@@ -49,7 +56,8 @@ def test_what_is_written_is_read(name: str, template: str) -> None:
             events += [event for event in rest if not isinstance(event, OutputEnd)]
             function = tool["function"]
             assert isinstance(function, dict)
-            assert said(events) == [("t", function["name"], ARGUMENTS)] * (2 if parallel else 1)
+            expected = VALUES["object"] if writing.parameters is None else json.dumps(XML[choice])
+            assert said(events) == [("t", function["name"], expected)] * (2 if parallel else 1)
 
 
 def test_the_rest_behind_a_mark() -> None:
@@ -61,9 +69,6 @@ def test_the_rest_behind_a_mark() -> None:
 
 
 def test_schemas_of_arguments() -> None:
-    assert (
-        schema_text(None)
-        == schema_text({})
-        == ('{"type": "object", "properties": {}, "additionalProperties": false}')
-    )
-    assert schema_text({"properties": {}}) == '{"type": "object", "properties": {}}'
+    nothing = {"type": "object", "properties": {}, "additionalProperties": False}
+    assert schema_of(None) == schema_of({}) == nothing
+    assert schema_of({"properties": {}}) == {"type": "object", "properties": {}}

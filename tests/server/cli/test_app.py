@@ -17,7 +17,7 @@ from chairlift.engine.plan import ModelInfo, RunnerStats
 from chairlift.server.cli.app import run
 from chairlift.server.cli.serve import announce, count, parse_size, size
 from chairlift.server.serve import EmbeddingServing, ServeOptions, Serving
-from chairlift.server.settings import ServerSettings
+from chairlift.server.settings import ParserSettings, ServerSettings
 from tests.engine.models.gguf_files import Llama
 from tests.fakes import FakeRunner, answering, fake_model
 
@@ -52,6 +52,8 @@ def test_help_names_the_commands(capsys: Captured) -> None:
         (["serve", "--port", "70000"], "--port"),
         (["serve", "--max-num-seqs", "0"], "--max-num-seqs"),
         (["serve", "--dtype", "int4"], "--dtype"),
+        (["serve", "--reasoning-parser", "odd"], "--reasoning-parser"),
+        (["serve", "--tool-call-parser", "odd"], "--tool-call-parser"),
         (["import"], "FILE.gguf"),
         (["generate"], "PROMPT"),
         (["bench", "--workload", "skiing"], "--workload"),
@@ -94,6 +96,8 @@ def test_serve_passes_every_option_on(served: list[ServeOptions]) -> None:
         "--max-model-len": "99",
         "--kv-cache-dtype": "int4",
         "--chat-template": __file__,
+        "--reasoning-parser": "qwen3",
+        "--tool-call-parser": "hermes",
         "--drain-timeout": "1.5",
         "--body-limit": "0.5",
         "--log-level": "debug",
@@ -112,7 +116,7 @@ def test_serve_passes_every_option_on(served: list[ServeOptions]) -> None:
             drain_timeout=1.5,
             access_log=True,
             engine=EngineConfig(max_num_seqs=3, max_num_batched_tokens=64, max_waiting=0),
-            settings=ServerSettings(max_body_bytes=2**19),
+            settings=ServerSettings(max_body_bytes=2**19, parsers=ParserSettings("qwen3", "hermes")),
         )
     ]
 
