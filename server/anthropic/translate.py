@@ -47,7 +47,9 @@ class Translation:
             return error
         place = self.places[known] + whole[len(known) :]
         message = error.message.replace(whole, place)
-        return APIError(error.status, message, kind=error.kind, param=place, code=error.code)
+        return APIError(
+            error.status, message, kind=error.kind, param=place, code=error.code, headers=error.headers
+        )
 
 
 def translate(wire: CountTokensRequest, clear_results: ClearToolUses | None = None) -> Translation:

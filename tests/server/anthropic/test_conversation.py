@@ -290,3 +290,11 @@ def test_places_that_nobody_knows_stay_as_they_are() -> None:
     for param in (None, "model", "elsewhere[3].x"):
         error = invalid("It is wrong.", param)
         assert (made.relocate(error).param, made.relocate(error).message) == (param, "It is wrong.")
+
+
+def test_a_refusal_keeps_all_but_its_place() -> None:
+    made = translated(user(text("a")))
+    error = APIError(429, "stop is full.", kind="k", param="stop", code="c", headers={"Retry-After": "3"})
+    moved = made.relocate(error)
+    assert (moved.status, moved.message, moved.kind) == (429, "stop_sequences is full.", "k")
+    assert (moved.param, moved.code, moved.headers) == ("stop_sequences", "c", {"Retry-After": "3"})
