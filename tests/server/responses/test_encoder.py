@@ -242,7 +242,7 @@ def test_logprobs() -> None:
             "bytes": [72],
             "top_logprobs": [
                 {"token": "H", "logprob": -0.5, "bytes": [72]},
-                {"token": "\ufffd", "logprob": -1.5, "bytes": []},
+                {"token": "\ufffd", "logprob": -1.5, "bytes": [195]},
             ],
         },
         {"token": "i", "logprob": -0.25, "bytes": [105], "top_logprobs": []},
