@@ -4,7 +4,7 @@
    special tokens, free text up to a mark, one after the other or one of several.
 2. `compiler`: pieces become a `Constraint`: checked, compiled once, immutable. Everything that can be wrong
    with it is found here, before a request is queued, within bounds of time and memory (`schema`, `lark`,
-   `regex`).
+   `regex`, `trial`).
 3. `matcher`: follows one row's tokens and says which may come next; masks of many rows at once.
 
 The grammars are llguidance's. Nothing here knows of mlx or HTTP.
@@ -24,10 +24,8 @@ from chairlift.engine.constraints.pieces import (
     Token,
     Until,
 )
-from chairlift.engine.constraints.tools import CallShape, tool_call_constraint
 
 __all__ = [
-    "CallShape",
     "Compiler",
     "Constraint",
     "Either",
@@ -40,5 +38,4 @@ __all__ = [
     "Sequence",
     "Token",
     "Until",
-    "tool_call_constraint",
 ]

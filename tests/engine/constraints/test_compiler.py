@@ -9,7 +9,6 @@ import pytest
 from llguidance import LLTokenizer
 
 from chairlift.engine.constraints import (
-    CallShape,
     Compiler,
     Constraint,
     Either,
@@ -22,7 +21,6 @@ from chairlift.engine.constraints import (
     Sequence,
     Token,
     Until,
-    tool_call_constraint,
 )
 from chairlift.engine.constraints.pieces import optional
 from chairlift.engine.errors import InvalidParameter
@@ -262,15 +260,19 @@ def test_one_end_token() -> None:
     assert allowed(matcher) == {1}
 
 
-CALLS = (
-    CallShape('<|mark|>{"name": "add", "arguments": ', json.dumps(NUMBER), "}</call>"),
-    CallShape('<|mark|>{"name": "stop", "arguments": ', "{}", "}</call>"),
-)
+def call(name: str, arguments: object) -> Piece:
+    return Sequence(
+        (Literal(f'<|mark|>{{"name": "{name}", "arguments": '), schema(arguments), Literal("}</call>"))
+    )
+
+
 ADD = '<|mark|>{"name": "add", "arguments": {"a": 1}}</call>'
 
 
-def test_tool_calls() -> None:
-    several = tool_call_constraint(COMPILER, CALLS, "tools", between="\n")
+def test_calls_as_a_model_writes_them() -> None:
+    """Pieces together: text, a special token, arguments under their schema, several of them."""
+    calls = Either((call("add", NUMBER), call("stop", {})))
+    several = compiled(Repeat(calls, 1, None, Literal("\n")))
     assert verdict(several, ADD) == "may end"
     assert verdict(several, f"{ADD}\n{ADD}") == "may end"
     assert verdict(several, ADD + ADD) == "refused"
@@ -278,9 +280,7 @@ def test_tool_calls() -> None:
     assert verdict(several, '<|mark|>{"name": "add", "arguments": {"b"') == "refused"
     assert verdict(several, '<|mark|>{"name": "stop", "arguments": {"any": []}}</call>') == "may end"
     assert verdict(several, '<|mark|>{"name": "other') == "refused"
-    one = tool_call_constraint(COMPILER, CALLS[:1], "tools", parallel=False, opening="[", closing="]")
+    one = compiled(Sequence((Literal("["), call("add", NUMBER), Literal("]"))))
     assert verdict(one, f"[{ADD}]") == "whole"
-    thinking = tool_call_constraint(COMPILER, CALLS, "tools", before=Until("</think>"))
+    thinking = compiled(Sequence((Until("</think>"), Repeat(calls, 1))))
     assert verdict(thinking, f"why not</think>{ADD}{ADD}") == "may end"
-    with pytest.raises(InvalidParameter, match=r"tools\[0\] .*Unsatisfiable"):
-        tool_call_constraint(COMPILER, (CallShape("a", '{"enum": []}'),), "tools[0]")
