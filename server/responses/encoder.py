@@ -230,7 +230,7 @@ class ResponseEncoder:
         assert isinstance(content, list)
         for entry in content:
             for each in (entry, *entry["top_logprobs"]):
-                # Here `bytes` is always a list; of a part of a character it cannot be told.
+                # Here `bytes` is always a list, empty where a token's cannot be told.
                 each["bytes"] = each["bytes"] or []
         return content
 
