@@ -135,10 +135,14 @@ class LLM:
         *,
         tools: Sequence[Message] | None = None,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         chat_template_kwargs: Mapping[str, object] | None = None,
         progress: bool = True,
     ) -> list[RequestOutput]:
         """Answer one conversation or a list of them, rendered by the model's own chat template.
+
+        Args:
+            continue_final_message: the last message is gone on with; no new one begins.
 
         Raises:
             As `generate`; a template's refusal is a `PromptError` with the template's message.
@@ -146,7 +150,8 @@ class LLM:
         render = partial(
             self._render,
             tools=None if tools is None else [dict(tool) for tool in tools],
-            add_generation_prompt=add_generation_prompt,
+            add_generation_prompt=add_generation_prompt and not continue_final_message,
+            continue_final_message=continue_final_message,
             arguments=dict(chat_template_kwargs or {}),
         )
         conversations = _conversations(messages)
@@ -182,6 +187,7 @@ class LLM:
         *,
         tools: list[dict[str, object]] | None,
         add_generation_prompt: bool,
+        continue_final_message: bool,
         arguments: dict[str, object],
     ) -> Sequence[int]:
         return self.tokenizer.apply_chat_template(
@@ -189,7 +195,7 @@ class LLM:
             tools=tools,
             documents=(),
             add_generation_prompt=add_generation_prompt,
-            continue_final_message=False,
+            continue_final_message=continue_final_message,
             **arguments,
         )
 

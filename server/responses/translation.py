@@ -95,6 +95,8 @@ def translate(wire: ResponsesRequest, conversation: Conversation) -> Translation
     }
     chat: dict[str, object] = {name: getattr(wire, name) for name in SAME}
     chat["messages"] = conversation.messages
+    # An assistant's message at the end is an answer of its own here, not the beginning of the next one.
+    chat["add_generation_prompt"] = True
     chat["max_completion_tokens"] = wire.max_output_tokens
     chat["parallel_tool_calls"] = wire.parallel_tool_calls
     if wire.structured_outputs is not None:

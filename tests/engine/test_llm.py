@@ -201,6 +201,13 @@ class TestChat:
         )
         assert tokenizer.template_arguments[1] == {"tools": None, "enable_thinking": False}
 
+    def test_the_last_message_is_gone_on_with(self) -> None:
+        said = [{"role": "user", "content": "capital?"}, {"role": "assistant", "content": "It is "}]
+        with load(FakeRunner(answering("Paris"))) as llm:
+            (output,) = llm.chat(said, continue_final_message=True, progress=False)
+        assert output.text == "Paris"
+        assert FakeTokenizer().decode(list(output.prompt_token_ids)).endswith("<|im_start|>assistant\nIt is ")
+
     def test_a_refusal_names_its_conversation(self) -> None:
         tokenizer = FakeTokenizer(refuse="Roles must alternate.")
         with (

@@ -8,7 +8,7 @@ pytest.importorskip("transformers")
 
 from tests.engine.chat.templates import FAMILIES, GEMMA, QWEN3
 from tests.fakes import FakeRunner, FakeTokenizer, answering
-from tests.server.harness import JSON, Lift, error_of, lift
+from tests.server.harness import JSON, MODEL, Lift, error_of, lift
 
 TEXT = {"type": "text", "text": "one"}
 
@@ -81,6 +81,19 @@ async def test_an_answer_is_gone_on_with_unless_the_client_says_otherwise() -> N
         assert error_of(both, 400)["param"] == "continue_final_message"
         error = error_of(await server.chat(messages=[user("a"), called], continue_final_message=True), 400)
         assert error["param"] == "continue_final_message"
+
+
+async def test_the_end_of_the_prompt_on_the_other_surfaces() -> None:
+    said = [user("a"), assistant("It is")]
+    async with lift(FakeRunner(answering("ok")), tokenizer=FakeTokenizer(jinja=GEMMA)) as server:
+        body = {"model": MODEL, "max_tokens": 5, "system": "sys", "messages": said}
+        assert (await server.client.post("/v1/messages", json=body)).status_code == 200
+        assert prompt_of(server) == (
+            "<start_of_turn>user\nsys\n\na<end_of_turn>\n<start_of_turn>model\nIt is"
+        )
+        response = await server.client.post("/v1/responses", json={"model": MODEL, "input": said})
+        assert response.status_code == 200, response.text
+        assert prompt_of(server).endswith("It is<end_of_turn>\n<start_of_turn>model\n")
 
 
 async def test_thoughts_of_earlier_turns() -> None:
