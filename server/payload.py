@@ -5,12 +5,17 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
+import orjson
 from starlette.responses import Response
 
 
 def dump(payload: Mapping[str, object]) -> bytes:
-    """Compact UTF-8 JSON. `payload` holds no NaN and no infinity (`ValueError`): JSON has neither."""
-    return json.dumps(payload, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+    """Compact UTF-8 JSON; NaN and infinities, which JSON has not, become null."""
+    try:
+        return orjson.dumps(payload)
+    except orjson.JSONEncodeError:
+        # Numbers beyond 64 bits, such as a client's schema may hold that is sent back.
+        return json.dumps(payload, ensure_ascii=False, separators=(",", ":")).encode()
 
 
 class PayloadResponse(Response):

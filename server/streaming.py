@@ -12,7 +12,7 @@ import anyio
 from fastapi import Request as HTTPRequest
 from sse_starlette import EventSourceResponse, ServerSentEvent
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from chairlift.engine.errors import EngineError
 from chairlift.engine.output.events import OutputEnd, OutputEvent
@@ -167,6 +167,10 @@ class EventStream(EventSourceResponse):
             # Not left to the generator: a client that is gone before its first chunk never starts it.
             for answer in self._answers:
                 answer.cancel()
+
+    async def _send_with_timeout(self, send: Send, message: Message) -> None:
+        """Upstream makes a cancel scope for every chunk, with a time-out or without; here there is none."""
+        await send(message)
 
     async def _listen_for_exit_signal_with_grace(self) -> None:
         """Upstream polls every 0.5 s, for ever once a stream was served, whether uvicorn was told to exit,
