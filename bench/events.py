@@ -1,9 +1,8 @@
 """How many chunks a second the server makes: `python bench/events.py`.
 
-Everything between the runner and the socket (scheduler, text, parser, encoder, server-sent events) over a runner
-that draws letters at once, for streams of one chunk a token. What is counted is this process's processor time, so
-other work on the machine does not show.
-"""
+Everything between the runner and the socket (scheduler, text, parser, encoder, server-sent events) over a
+runner that draws letters at once, for streams of one chunk a token. What is counted is this process's
+processor time, so other work on the machine does not show."""
 
 from __future__ import annotations
 
@@ -16,12 +15,11 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from tests.fakes import FakeRunner, fake_model
-
 from chairlift.engine.engine import Engine, EngineConfig
 from chairlift.server.app import create_app
 from chairlift.server.metrics import ServerMetrics
 from chairlift.server.settings import ServerSettings
+from tests.fakes import FakeRunner, fake_model
 
 
 async def stream(app: object, body: bytes) -> int:
