@@ -303,6 +303,10 @@ class Engine:
         tokens, known = request.prompt_token_ids, self.tokenizer.vocab_size
         if min(tokens) < 0 or max(tokens) >= known:
             raise InvalidParameter("prompt", f"The prompt holds a token id outside 0..{known - 1}.")
+        sampling = request.sampling
+        for name in ("logit_bias", "allowed_token_ids", "stop_token_ids"):
+            if max(getattr(sampling, name) or (0,)) >= known:
+                raise InvalidParameter(name, f"{name} holds a token id outside 0..{known - 1}.")
 
     def _submit(self, request: Request, *, observed: bool) -> RequestHandle:
         given = request.sampling.seed

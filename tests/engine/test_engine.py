@@ -113,6 +113,14 @@ class TestAnswer:
             for token in (-1, 260):
                 with pytest.raises(InvalidParameter, match=r"outside 0\.\.259"):
                     engine.submit(request([5, token]))
+            for name, value in (
+                ("logit_bias", {5: 1.0, 260: 1.0}),
+                ("logit_bias", {2**40: 1.0}),
+                ("allowed_token_ids", (260, 5)),
+                ("stop_token_ids", (5, 260)),
+            ):
+                with pytest.raises(InvalidParameter, match=rf"{name} .*outside 0\.\.259"):
+                    engine.submit(request(**{name: value}))
 
     async def test_logprobs_stand_beside_their_tokens(self) -> None:
         async with started(FakeRunner(answering("ab"))) as engine:
