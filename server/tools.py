@@ -25,7 +25,7 @@ class Offer:
     forced: bool = False
     """The answer must be a call."""
     allowed: frozenset[str] | None = None
-    """Names that may be called; None: all. The template sees all tools, whoever may be called."""
+    """Names that may be called; None: all. Where a call is forced, the template sees the others, too."""
     parallel: bool = True
     """More than one call is welcome."""
     strict: frozenset[str] = frozenset()
@@ -78,6 +78,9 @@ def offer_of(wire: ChatRequest) -> Offer:
         subset = choice.allowed_tools
         forced = subset.mode == "required"
         allowed = _chosen(subset.tools, names, "tool_choice.allowed_tools.tools")
+    if allowed is not None and not forced:
+        # Nothing but the prompt keeps the model from calling the others.
+        tools = [tool for tool in tools if tool.function.name in allowed]
     return Offer(
         tuple(map(_dumped, tools)),
         forced,

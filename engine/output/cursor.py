@@ -18,7 +18,6 @@ from chairlift.engine.output.events import (
     ContentDelta,
     OutputEvent,
     ReasoningDelta,
-    RefusalDelta,
     ToolCallArguments,
     ToolCallEnd,
     ToolCallStart,
@@ -35,7 +34,7 @@ class Kind(Enum):
     REASONING = "reasoning"
     """The thinking, its marks and the white space around them included."""
     OTHER = "other"
-    """Marks, calls, refusals."""
+    """Marks and calls."""
 
 
 @dataclass(slots=True)
@@ -66,16 +65,17 @@ class Marks:
         assert not any(a in b for a in self.marks for b in self.marks if a != b), self.marks
         self._longest = max(map(len, self.marks), default=0)
         self._pattern = re.compile("|".join(map(re.escape, self.marks)) or r"(?!)")
+        self._beginning = re.compile("|".join({re.escape(mark[0]) for mark in self.marks}) or r"(?!)")
 
     def search(self, text: str) -> re.Match[str] | None:
         return self._pattern.search(text)
 
     def held(self, text: str) -> int:
         """Length of the longest end of `text` that may become a mark."""
-        for length in range(min(len(text), self._longest - 1), 0, -1):
-            end = text[-length:]
+        for match in self._beginning.finditer(text, max(0, len(text) - self._longest + 1)):
+            end = text[match.start() :]
             if any(mark.startswith(end) for mark in self.marks):
-                return length
+                return len(end)
         return 0
 
 
@@ -131,11 +131,6 @@ class Cursor:
         text, _ = self._take(length, Kind.REASONING)
         if text:
             self._say(ReasoningDelta(text))
-
-    def refusal(self, length: int) -> None:
-        text, _ = self._take(length, Kind.OTHER)
-        if text:
-            self._say(RefusalDelta(text))
 
     def skip(self, length: int, kind: Kind = Kind.OTHER) -> None:
         """A mark, or what was said in other words."""

@@ -116,6 +116,15 @@ async def test_the_template_gets_the_tools() -> None:
     assert hidden is None
 
 
+async def test_allowed_tools_are_the_only_ones_shown() -> None:
+    allowed = {"mode": "auto", "tools": [{"type": "function", "function": {"name": "look"}}]}
+    async with saying("ok") as server:
+        choice = {"type": "allowed_tools", "allowed_tools": allowed}
+        response = await server.chat(tools=[LOOK, WAIT], tool_choice=choice)
+        assert response.status_code == 200, response.text
+        assert server.tokenizer.template_arguments[-1]["tools"] == [LOOK]
+
+
 @pytest.mark.parametrize("more", [{}, {"tools": [LOOK], "tool_choice": "none"}, {"tools": []}])
 async def test_without_tools_marks_of_calls_are_content(more: JSON) -> None:
     text = '<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>'

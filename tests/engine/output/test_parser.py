@@ -25,6 +25,7 @@ from chairlift.engine.output.formats import (
     nine_characters,
 )
 from chairlift.engine.output.tool_formats import TOOL_FORMATS
+from chairlift.engine.output.whole_calls import WholeCalls
 from tests.engine.output.shapes_of import TOOLS, USAGE, Said, said
 from tests.fakes import FakeTokenizer
 
@@ -95,6 +96,51 @@ def test_garbage_is_read_alike_however_it_is_cut_and_nothing_is_lost(
     pieces = [text[start : start + size] for start in range(0, len(text), size)]
     assert read(format, pieces, cut=cut)[:2] == whole[:2]
     assert whole[2].count(PAYLOAD) == text.count(PAYLOAD)
+
+
+PARTS = {
+    "qwen3_coder": ["<function=look>", "<parameter=at>", "</parameter>", "</function>"],
+    "glm": ["look", "<arg_key>at</arg_key>", "<arg_value>", "</arg_value>", "{"],
+    "minimax_m2": ['<invoke name="look">', '<parameter name="at">', "</parameter>", "</invoke>"],
+    "minicpm5": ['"look">', '<param name="at">', "</param>", "<![CDATA[", "]]>"],
+    "kimi_k3": ['<|open|>call tool="look"<|sep|>', "<|open|>response<|sep|>", "<|close|>call<|sep|>"],
+    "gemma4": ["call:look{", "at:", '<|"|>', "}"],
+    "lfm2": ["[look(", 'at="x"', ")]", "["],
+    "deepseek_v32": ['<｜DSML｜invoke name="look">', "</｜DSML｜invoke>", "<｜DSML｜"],
+    "pythonic": ["[look(", "wait(", 'at="x"', ")", "]", ", "],
+}
+
+
+@st.composite
+def garbage_of_whole_calls(draw: st.DrawFn) -> tuple[str, str]:
+    tools = draw(st.sampled_from(sorted(PARTS)))
+    format = TOOL_FORMATS[tools]
+    assert isinstance(format, WholeCalls)
+    marks = [mark for pair in format.marks for mark in pair]
+    halves = [mark[: len(mark) // 2] for mark in marks]
+    parts = [
+        *marks,
+        *marks,
+        *halves,
+        *PARTS[tools],
+        *PARTS[tools],
+        "<think>",
+        "</think>",
+        "<",
+        " ",
+        "\n",
+        "a",
+    ]
+    return tools, "".join(draw(st.lists(st.sampled_from(parts), max_size=12)))
+
+
+@settings(max_examples=200, deadline=None)
+@given(given_=garbage_of_whole_calls(), cut=st.booleans(), size=st.integers(1, 5))
+def test_garbage_around_whole_calls_is_read_alike(given_: tuple[str, str], cut: bool, size: int) -> None:
+    tools, text = given_
+    format = format_of("kimi_k3" if tools == "kimi_k3" else "think", tools)
+    pieces = [text[start : start + size] for start in range(0, len(text), size)]
+    assert read(format, pieces, cut=cut) == read(format, [text], cut=cut)
 
 
 @settings(max_examples=200, deadline=None)
