@@ -8,6 +8,7 @@ search results are text. Turns of one role in succession are one turn, as Anthro
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -33,6 +34,10 @@ from chairlift.server.wire.messages import (
 )
 
 Fields = dict[str, object]
+
+_ACCOUNTING = re.compile(r"\Ax-anthropic-billing-header:[^\n]*\n?")
+"""What Claude Code puts first in the system prompt, for Anthropic's books. It is another one in every session
+or request, so that no prompt would have a beginning in common with the one before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +88,11 @@ class Conversation:
     def open(self, system: str | Sequence[TextBlock] | None) -> None:
         """What the request says outside of its messages."""
         if isinstance(system, str):
-            parts = [_text(system, "system")] if system else []
+            texts = [(system, "system")]
         else:
-            parts = [_text(block.text, f"system[{at}]") for at, block in enumerate(system or ())]
+            texts = [(block.text, f"system[{at}]") for at, block in enumerate(system or ())]
+        said = [(_ACCOUNTING.sub("", text), place) for text, place in texts]
+        parts = [_text(text, place) for text, place in said if text]
         if parts:
             self._turns.append(Turn("system", "system", parts))
 

@@ -62,7 +62,7 @@ TOOLS = [
 ]
 
 
-def body(*messages: object) -> JSON:
+def body(*messages: object, stamp: str = "1c0") -> JSON:
     return {
         "model": MODEL,
         "messages": [
@@ -77,7 +77,7 @@ def body(*messages: object) -> JSON:
             *messages,
         ],
         "system": [
-            text("x-anthropic-billing-header: cc_version=2.1.197.1c0; cc_entrypoint=sdk-cli;"),
+            text(f"x-anthropic-billing-header: cc_version=2.1.197.{stamp}; cc_entrypoint=sdk-cli;"),
             text("You are an agent.", cache_control={**KEPT, "ttl": "1h", "scope": "global"}),
             text("\nYou help.\n", cache_control=KEPT),
         ],
@@ -131,7 +131,9 @@ async def test_a_session() -> None:
             "cache_control": KEPT,
         }
         reminder = text("<system-reminder>\nBe brief.\n</system-reminder>")
-        second = events_of(await send(server, body(answer, {"role": "user", "content": [result, reminder]})))
+        second = events_of(
+            await send(server, body(answer, {"role": "user", "content": [result, reminder]}, stamp="fb7"))
+        )
         assert (
             "".join(
                 event["delta"].get("text", "")  # type: ignore[attr-defined]
@@ -142,6 +144,12 @@ async def test_a_session() -> None:
         )
         assert second[-2]["delta"]["stop_reason"] == "end_turn"  # type: ignore[index]
 
+    prompts: dict[int, bytes] = {}
+    for span in (span for plan in runner.plans for span in plan.prefill):
+        prompts[span.row] = prompts.get(span.row, b"") + bytes(token for token in span.tokens if token < 256)
+    *_, first_prompt, second_prompt = prompts.values()
+    assert b"You are an agent." in first_prompt and b"billing" not in first_prompt
+    assert second_prompt.startswith(first_prompt)  # so all of it can be reused
     tools = tokenizer.template_arguments[0]["tools"]
     assert isinstance(tools, list) and len(tools) == 24
     assert tools[1]["function"]["parameters"] == TOOLS[1]["input_schema"]

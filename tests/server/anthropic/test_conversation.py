@@ -75,6 +75,21 @@ def test_no_system(system: object) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    "system",
+    [
+        [text("x-anthropic-billing-header: cc_version=2.1.197.1c0; cch=0a1b2;"), text("You help.")],
+        [text("x-anthropic-billing-header: cc_version=2.1.197.1c0;\nYou help.")],
+        "x-anthropic-billing-header: cc_version=2.1.197.fb7;\nYou help.",
+    ],
+)
+def test_what_changes_with_every_session_is_no_part_of_the_prompt(system: object) -> None:
+    assert chat(user(text("a")), system=system)[0] == {"role": "system", "content": [text("You help.")]}
+    assert chat(user(text("x-anthropic-billing-header: a")))[0]["content"] == [
+        text("x-anthropic-billing-header: a")
+    ]
+
+
 def test_turns_of_one_role_are_one() -> None:
     assert chat(
         user(text("a")),
