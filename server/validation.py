@@ -146,6 +146,8 @@ def prepare_chat(
         request_id,
         tuple(prompt),
         chat.sampling,
+        priority=wire.priority or 0,
+        cache_salt=wire.cache_salt or "",
         media=media,
         visible_token_ids=output.visible,
         constraint=constraint,
@@ -196,7 +198,14 @@ def prepare_completions(
     content = content_of(wire, wire.ignore_eos)
     constraint = constraint_of(content, compiler) if content is not None else None
     requests = [
-        Request(name, tokens, sampling, constraint=constraint)
+        Request(
+            name,
+            tokens,
+            sampling,
+            wire.priority or 0,
+            cache_salt=wire.cache_salt or "",
+            constraint=constraint,
+        )
         for name, (tokens, _) in zip(ids, prompts, strict=True)
     ]
     echoes: list[str] = []

@@ -26,6 +26,7 @@ from chairlift.engine.plan import (
     ModelInfo,
     NewRow,
     Page,
+    PrefixSpec,
     Restore,
     RunnerStats,
     Sample,
@@ -476,6 +477,7 @@ def fake_model(
     name: str = "fake",
     context_length: int = 4096,
     processor: MediaProcessor | None = None,
+    prefix: PrefixSpec | None = None,
 ) -> Callable[[], LoadedModel]:
     """A factory as `Engine` takes it."""
     tokenizer = tokenizer or FakeTokenizer()
@@ -494,6 +496,7 @@ def fake_model(
         tokenizer,
         runner or FakeRunner(),
         processor,
+        prefix=prefix,
         constraints=Compiler(tokenizer.grammar_vocabulary, trial()),
     )
     return lambda: loaded

@@ -82,3 +82,7 @@ class Sampled(Drawn):
     store: bool | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
+    priority: Annotated[int, Field(ge=-(2**31), le=2**31 - 1)] | None = None
+    """vLLM's: smaller is sooner; 0 by default."""
+    cache_salt: Annotated[str, Field(min_length=1, max_length=512)] | None = None
+    """vLLM's: kept prefixes are shared only among requests of the same salt."""

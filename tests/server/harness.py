@@ -14,6 +14,7 @@ from fastapi import FastAPI
 
 from chairlift.engine.engine import Engine, EngineConfig
 from chairlift.engine.media import MediaProcessor
+from chairlift.engine.plan import PrefixSpec
 from chairlift.server.app import create_app
 from chairlift.server.connection import Connection
 from chairlift.server.metrics import ServerMetrics
@@ -78,13 +79,21 @@ async def lift(
     settings: ServerSettings | None = None,
     context_length: int = 4096,
     processor: MediaProcessor | None = None,
+    prefix: PrefixSpec | None = None,
     start: bool = True,
 ) -> AsyncIterator[Lift]:
     runner = runner or FakeRunner()
     tokenizer = tokenizer or FakeTokenizer()
     metrics = ServerMetrics(MODEL)
     engine = Engine(
-        fake_model(runner, tokenizer, name=MODEL, context_length=context_length, processor=processor),
+        fake_model(
+            runner,
+            tokenizer,
+            name=MODEL,
+            context_length=context_length,
+            processor=processor,
+            prefix=prefix,
+        ),
         config,
         observer=metrics,
     )
