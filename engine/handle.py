@@ -92,6 +92,10 @@ class RequestHandle:
         """End the request with `Finished(stop)`, unless it has ended: the reader has all it wants."""
         self._end(FinishReason.STOP)
 
+    def fail(self) -> None:
+        """End the request as one that failed, unless it has ended: its reader cannot go on."""
+        self._end(FinishReason.ERROR)
+
     async def aclose(self) -> None:
         self.cancel()
 

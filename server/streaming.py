@@ -31,6 +31,8 @@ class Cancellable(Protocol):
 
     def cancel(self) -> None: ...
 
+    def fail(self) -> None: ...
+
 
 def frame(payload: Payload, event: str | None = None) -> bytes:
     """One server-sent event. JSON has no raw line breaks, so one `data` line holds it."""
@@ -103,6 +105,12 @@ async def unless_gone(
     try:
         await asyncio.wait((answering, leaving), return_when=asyncio.FIRST_COMPLETED)
         return answering.result() if answering.done() else None
+    except (APIError, EngineError):
+        raise
+    except Exception:
+        for answer in answers:
+            answer.fail()
+        raise
     finally:
         for answer in answers:
             answer.cancel()
@@ -138,6 +146,8 @@ async def chunks(streams: Sequence[ParsedStream], encoder: Encoder) -> AsyncGene
         yield error_frame(from_engine(error))
     except Exception:
         logger.exception("a stream failed")
+        for stream in streams:
+            stream.fail()
         yield error_frame(internal_error())
 
 

@@ -35,6 +35,8 @@ class Handle(Protocol):
 
     def finish(self) -> None: ...
 
+    def fail(self) -> None: ...
+
 
 class ParsedStream(AsyncIterator[OutputEvent | OutputEnd]):
     """The output events of one request, ended by exactly one `OutputEnd`. For one reader.
@@ -63,6 +65,10 @@ class ParsedStream(AsyncIterator[OutputEvent | OutputEnd]):
 
     def cancel(self) -> None:
         self.handle.cancel()
+
+    def fail(self) -> None:
+        """It cannot be read on: the request ends, and counts as failed."""
+        self.handle.fail()
 
     async def _read(self) -> None:
         try:

@@ -129,6 +129,7 @@ class Answering:
             response = self._fail(error)
         except Exception:
             logger.exception("a response failed")
+            self.stream.fail()
             response = self._fail(EngineError(internal_error().message))
         for event in self.encoder.finish_items("incomplete"):
             yield event

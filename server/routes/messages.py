@@ -168,6 +168,7 @@ async def _frames(stream: ParsedStream, encoder: MessageEncoder, request_id: str
         yield error_frame(from_engine(error), request_id)
     except Exception:
         logger.exception("a stream failed")
+        stream.fail()
         yield error_frame(internal_error(), request_id)
 
 

@@ -8,6 +8,10 @@ import re
 
 import pytest
 
+from chairlift.engine.events import TextDelta
+from chairlift.engine.output.events import ContentDelta, OutputEvent
+from chairlift.engine.output.formats import OutputFormat
+from chairlift.engine.output.plain import PlainParser
 from tests.fakes import FakeRunner, Fault, all_rows, answering
 from tests.server.harness import CHAT, COMPLETIONS, JSON, MODEL, Lift, lift, sse
 
@@ -70,3 +74,29 @@ async def test_without_a_stream_it_is_a_500_in_the_surfaces_form(path: str) -> N
         assert response.json()["error"]["message"] == "The fake failed this row."
         assert response.json().get("type") == ("error" if path == "/v1/messages" else None)
         assert await server.metric('request_success_total{finished_reason="error"}') == 1
+
+
+def unforeseen(parser: PlainParser, delta: TextDelta) -> list[OutputEvent]:
+    """Nobody can read an answer beyond its third character."""
+    if "c" in delta.text:
+        raise RuntimeError("secret")
+    return [ContentDelta(delta.text)]
+
+
+@pytest.mark.parametrize("path", list(BODIES))
+@pytest.mark.parametrize("stream", [True, False])
+async def test_what_nobody_foresaw_counts_as_failed(
+    path: str, stream: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(OutputFormat, "parser", lambda self, **settings: PlainParser())
+    monkeypatch.setattr(PlainParser, "feed", unforeseen)
+    async with lift(FakeRunner(answering("abcdefgh" * 100))) as server:
+        body = {"model": MODEL, "stream": stream, **BODIES[path]}
+        response = await server.client.post(path, json=body)
+        await server.until_idle()
+        assert response.status_code == (200 if stream else 500), response.text
+        assert "had an error" in response.text and "secret" not in response.text
+        assert "secret" in caplog.text
+        assert await server.metric('request_success_total{finished_reason="error"}') == 1
+        assert await server.metric('request_success_total{finished_reason="abort"}') == 0
+        assert server.runner.rows == {}

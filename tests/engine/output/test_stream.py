@@ -42,6 +42,9 @@ class Replay:
     def finish(self) -> None:
         raise AssertionError("nobody asked for that")
 
+    def fail(self) -> None:
+        raise AssertionError("nobody asked for that")
+
 
 async def test_plain_text_is_content() -> None:
     logprob = TokenLogprob(2, -1.0)
