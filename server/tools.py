@@ -97,6 +97,8 @@ def blame(offer: Offer, wire: ChatRequest, compiler: Compiler) -> None:
         APIError: 400, naming it.
     """
     for index, tool in enumerate(wire.tools or ()):
+        if not offer.forced and tool.function.name not in offer.strict:
+            continue
         param = f"tools[{index}].function.parameters"
         schema = Json(
             json.dumps(schema_of(tool.function.parameters)), strict=tool.function.name in offer.strict

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from collections.abc import Sequence as Listed
 from dataclasses import dataclass
 
@@ -21,7 +22,7 @@ from chairlift.engine.output.formats import OutputFormat
 from chairlift.engine.output.grammar import Tool
 from chairlift.engine.output.harmony import CHANNEL, END, MESSAGE, START
 from chairlift.engine.output.whole_calls import WholeCalls
-from chairlift.engine.output.writing import HARMONY_WRITING
+from chairlift.engine.output.writing import FREE, HARMONY_WRITING
 
 _SPACE = Regex(r"[ \t\r\n]{0,8}")
 """What models write behind their thinking; it is no part of the answer."""
@@ -39,6 +40,11 @@ class Calls:
     parallel: bool = True
 
     @property
+    def held(self) -> tuple[Tool, ...]:
+        """The tools, those marked that need not follow their schemas: only what is asked for may fail."""
+        return tuple(tool if self.forced or _strict(tool) else _freed(tool) for tool in self.tools)
+
+    @property
     def bound(self) -> bool:
         """Their arguments must follow schemas."""
         return bool(self.tools) and (self.forced or self.strict)
@@ -46,8 +52,18 @@ class Calls:
     @property
     def strict(self) -> bool:
         """Some call's arguments must follow their schema, whoever chose to call."""
-        functions = (tool["function"] for tool in self.tools)
-        return any(isinstance(function, dict) and function.get("strict") for function in functions)
+        return any(map(_strict, self.tools))
+
+
+def _strict(tool: Tool) -> bool:
+    function = tool["function"]
+    return isinstance(function, Mapping) and bool(function.get("strict"))
+
+
+def _freed(tool: Tool) -> Tool:
+    function = tool["function"]
+    assert isinstance(function, Mapping)
+    return {**tool, "function": {**function, FREE: True}}
 
 
 def answer_piece(
@@ -80,7 +96,7 @@ def _body(output: OutputFormat, content: Piece | None, calls: Calls | None) -> P
     if calls is None:
         return content
     if calls.forced:
-        return output.forced_writing.calls(calls.tools, parallel=calls.parallel)
+        return output.forced_writing.calls(calls.held, parallel=calls.parallel)
     if content is not None:
         return Either((content, _chosen(output, calls)))
     return _mixed(output, calls)
@@ -89,7 +105,7 @@ def _body(output: OutputFormat, content: Piece | None, calls: Calls | None) -> P
 def _chosen(output: OutputFormat, calls: Calls) -> Piece:
     """Calls that the model may make in place of its content, as it writes them."""
     if output.writing is not None:
-        return output.writing.calls(calls.tools, parallel=calls.parallel)
+        return output.writing.calls(calls.held, parallel=calls.parallel)
     assert isinstance(output.tools, WholeCalls)
     native = [Sequence((Literal(start), Until(end))) for start, end in output.tools.marks]
     return Repeat(native[0] if len(native) == 1 else Either(tuple(native)), 1, None, _SPACE)
@@ -101,8 +117,8 @@ def _mixed(output: OutputFormat, calls: Calls) -> Piece | None:
     if writing is None:
         return None
     if not writing.mark:
-        return Either((writing.calls(calls.tools, parallel=calls.parallel), Without(r"\s*[\[{](.|\n)*")))
-    call = Sequence((Until(writing.mark), writing.rest(calls.tools, parallel=calls.parallel)))
+        return Either((writing.calls(calls.held, parallel=calls.parallel), Without(r"\s*[\[{](.|\n)*")))
+    call = Sequence((Until(writing.mark), writing.rest(calls.held, parallel=calls.parallel)))
     # A mark that is a special token is no part of free text.
     special = any(writing.mark.startswith(text) for text in output.ends.values())
     text = _TEXT if special else Without(rf"(.|\n)*{re.escape(writing.mark)}(.|\n)*")
@@ -126,7 +142,7 @@ def _harmony(content: Piece | None, calls: Calls | None) -> Piece:
     if calls is None or not calls.forced:
         ends.append(Sequence((_FINAL, content or _TEXT)))
     if calls is not None:
-        ends.append(_harmony_calls(calls.tools))
+        ends.append(_harmony_calls(calls.held))
     return Sequence((thinking, ends[0] if len(ends) == 1 else Either(tuple(ends))))
 
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from chairlift.engine.constraints.pieces import Either, Json, Literal, Piece, Regex, Repeat
+from chairlift.engine.constraints.pieces import Either, Json, Literal, Piece, Regex, Repeat, Until
 from chairlift.engine.constraints.pieces import Sequence as Chain
 from chairlift.engine.output.grammar import Tool
 from chairlift.engine.output.parameters import KEY, ParameterWriting
@@ -20,6 +20,9 @@ NAME = "\0"
 """Stands for the tool's name."""
 NUMBER = "\1"
 """Stands for a number of one digit."""
+FREE = "free"
+"""A member of functions whose arguments need not follow their schema."""
+ANY_OBJECT = '{"type": "object"}'
 NO_ARGUMENTS: Mapping[str, object] = MappingProxyType(
     {"type": "object", "properties": {}, "additionalProperties": False}
 )
@@ -45,13 +48,22 @@ class Writing:
         function = tool["function"]
         assert isinstance(function, Mapping)
         before = self.before.replace(NAME, str(function["name"])).removeprefix(behind)
-        schema, strict = schema_of(function.get("parameters")), bool(function.get("strict"))
-        arguments: Piece = Json(json.dumps(schema), strict)
-        if self.parameters is not None:
-            arguments = self.parameters.parameters(schema, strict=strict)
         head, number, tail = before.partition(NUMBER)
         named = (Literal(head), Regex("[0-9]"), Literal(tail)) if number else (Literal(before),)
-        return Chain((*named, arguments, Literal(self.after)))
+        return Chain((*named, *self._arguments(function)))
+
+    def _arguments(self, function: Mapping[str, object]) -> tuple[Piece, ...]:
+        """The arguments and what stands behind them."""
+        schema, strict, free = (
+            schema_of(function.get("parameters")),
+            bool(function.get("strict")),
+            FREE in function,
+        )
+        if self.parameters is None:
+            return Json(ANY_OBJECT if free else json.dumps(schema), strict), Literal(self.after)
+        if free:
+            return (Until(self.after),)
+        return self.parameters.parameters(schema, strict=strict), Literal(self.after)
 
     def calls(self, tools: Sequence[Tool], *, parallel: bool) -> Piece:
         """One call or several, of these tools."""
@@ -72,9 +84,15 @@ def _either(pieces: Sequence[Piece]) -> Piece:
     return pieces[0] if len(pieces) == 1 else Either(tuple(pieces))
 
 
+_SAYING_NOTHING = frozenset({"type", "properties", "required", "title", "description", "$schema"})
+"""Members of a schema that allow nothing in particular, if there are no properties."""
+
+
 def schema_of(parameters: object) -> dict[str, object]:
     """The schema of a tool's arguments: an object, without members where there are no parameters."""
-    if not isinstance(parameters, Mapping) or not parameters:
+    if not isinstance(parameters, Mapping) or not (
+        parameters.get("properties") or parameters.keys() - _SAYING_NOTHING
+    ):
         return dict(NO_ARGUMENTS)
     return {"type": "object", **parameters}
 

@@ -150,6 +150,25 @@ async def test_strict_arguments_follow_their_schema(family: str) -> None:
     jsonschema.validate(json.loads(call["function"]["arguments"]), SCHEMA)
 
 
+@pytest.mark.parametrize("family", ["hermes", "qwen3_coder"])
+async def test_a_schema_that_nothing_is_held_to_may_be_any(family: str) -> None:
+    odd = {
+        "type": "object",
+        "properties": {"at": {"type": "string", "pattern": "(?=odd)"}, "n": {"type": "odd"}},
+    }
+    tool = {"type": "function", "function": {"name": "odd", "parameters": odd}}
+    said = '<tool_call>\n{"name": "odd", "arguments": {"at": "x", "n": 1}}\n</tool_call>'
+    if family == "qwen3_coder":
+        said = "<tool_call>\n<function=odd>\n<parameter=at>\nx\n</parameter>\n</function>\n</tool_call>"
+    async with drawing(answering(said), TEMPLATES[family]) as server:
+        free = (await server.chat(tools=[tool])).json()
+        beside = (await server.chat(tools=[STRICT, tool])).json()
+        error = error_of(await server.chat(tools=[STRICT, tool], tool_choice="required"), 400)
+    assert calls_of(free) == calls_of(beside)
+    assert calls_of(free)[0][1]["at"] == "x"
+    assert error["param"] == "tools[1].function.parameters"
+
+
 async def test_strict_tools_leave_text_free() -> None:
     async with drawing(answering("Use a < b, or <tool>."), QWEN) as server:
         answer = (await server.chat(tools=[STRICT])).json()

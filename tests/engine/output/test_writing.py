@@ -71,4 +71,7 @@ def test_the_rest_behind_a_mark() -> None:
 def test_schemas_of_arguments() -> None:
     nothing = {"type": "object", "properties": {}, "additionalProperties": False}
     assert schema_of(None) == schema_of({}) == nothing
-    assert schema_of({"properties": {}}) == {"type": "object", "properties": {}}
+    assert schema_of({"type": "object", "properties": {}, "title": "Nothing"}) == nothing
+    given = {"properties": {}, "additionalProperties": {"type": "string"}}
+    assert schema_of(given) == {"type": "object", **given}
+    assert schema_of({"properties": {"a": {}}}) == {"type": "object", "properties": {"a": {}}}
