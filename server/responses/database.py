@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from chairlift.server.payload import dump
 from chairlift.server.responses.items import Payload
 
 SCHEMA_VERSION = 1
@@ -49,11 +50,10 @@ CREATE INDEX items_by_id ON items (id);
 CREATE TABLE conversations (
     response TEXT NOT NULL REFERENCES responses ON DELETE CASCADE,
     position INTEGER NOT NULL,
-    item INTEGER NOT NULL REFERENCES items,
+    item INTEGER NOT NULL,
     output INTEGER NOT NULL,
     PRIMARY KEY (response, position)
 ) WITHOUT ROWID;
-CREATE INDEX conversations_by_item ON conversations (item);
 CREATE TABLE owners (id TEXT PRIMARY KEY, seen REAL NOT NULL) WITHOUT ROWID;
 CREATE TABLE total (bytes INTEGER NOT NULL);
 INSERT INTO total VALUES (0);
@@ -194,7 +194,7 @@ class ResponseDatabase:
         Returns: False: it is larger than all that may be kept, or not there, and is not kept.
         """
         now = self._clock()
-        body = json.dumps(stored.body, ensure_ascii=False)
+        body = dump(stored.body).decode()
         places = len(stored.conversation) + len(stored.output)
         size = len(body.encode()) + len(stored.events or b"") + ROW_BYTES * (1 + places)
         with self._transaction() as connection:
@@ -314,7 +314,7 @@ def _statements(script: str) -> Iterator[str]:
 
 def _keep(connection: sqlite3.Connection, item: Payload) -> int:
     """The row of an item; items that are equal share one."""
-    body = json.dumps(item, ensure_ascii=False)
+    body = dump(item).decode()
     row = connection.execute(
         "SELECT number FROM items WHERE id = ? AND body = ?", (item["id"], body)
     ).fetchone()
