@@ -9,7 +9,6 @@ import base64
 import binascii
 import re
 import uuid
-from collections.abc import Sequence
 
 from chairlift.server.wire.base import Wire
 from chairlift.server.wire.responses import (
@@ -116,7 +115,3 @@ def _part(part: Part) -> Payload:
     elif shown["type"] == "input_image":
         shown.setdefault("detail", "auto")
     return shown
-
-
-def payloads(items: Sequence[Item]) -> list[Payload]:
-    return [payload(item) for item in items]
