@@ -98,7 +98,8 @@ def _body(output: OutputFormat, content: Piece | None, calls: Calls | None) -> P
     if calls.forced:
         return output.forced_writing.calls(calls.held, parallel=calls.parallel)
     if content is not None:
-        return Either((content, _chosen(output, calls)))
+        # Where nothing reads calls, none can take the content's place.
+        return content if output.tools is None else Either((content, _chosen(output, calls)))
     return _mixed(output, calls)
 
 

@@ -152,11 +152,3 @@ class WholeAnswer:
         self.refusal = texts.get("refusal", "")
         for index, call in enumerate(self.tool_calls):
             call.arguments = texts.get(f"arguments {index}", "")
-
-
-async def whole(stream: ParsedStream) -> WholeAnswer:
-    """Read to the end. Raises: EngineError where the request failed or was cancelled."""
-    answer = WholeAnswer()
-    async for event in stream:
-        answer.add(event)
-    return answer

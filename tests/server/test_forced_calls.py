@@ -11,6 +11,7 @@ import pydantic
 import pytest
 from openai import AsyncOpenAI, pydantic_function_tool
 
+from chairlift.server.settings import ParserSettings, ServerSettings
 from tests.fakes import EOS, Draw, FakeRow, FakeRunner, FakeTokenizer, answering, letters
 from tests.server.harness import JSON, MODEL, Lift, error_of, lift, on_socket
 
@@ -148,6 +149,18 @@ async def test_strict_arguments_follow_their_schema(family: str) -> None:
     message = answer["choices"][0]["message"]
     (call,) = message["tool_calls"]
     jsonschema.validate(json.loads(call["function"]["arguments"]), SCHEMA)
+
+
+async def test_where_no_calls_are_read() -> None:
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}
+    said = '{"at": "sea", "n": 1}'
+    settings = ServerSettings(parsers=ParserSettings(tool_call="none"))
+    async with lift(FakeRunner(answering(said)), settings=settings) as server:
+        content = (await server.chat(tools=[WAIT], response_format=form)).json()
+        forced = (await server.chat(tools=[WAIT], tool_choice="required", parallel_tool_calls=False)).json()
+        assert error_of(await server.chat(tools=[STRICT]), 400)["param"] == "tools[0].function.strict"
+    assert content["choices"][0]["message"]["content"] == said
+    assert calls_of(forced) == [("wait", {})]
 
 
 @pytest.mark.parametrize("family", ["hermes", "qwen3_coder"])

@@ -19,7 +19,7 @@ from chairlift.engine.output.events import (
     ToolCallStart,
 )
 from chairlift.engine.output.plain import PlainParser
-from chairlift.engine.output.stream import AnswerBroken, ToolCall, WholeAnswer, parsed, whole
+from chairlift.engine.output.stream import AnswerBroken, ToolCall, WholeAnswer, parsed
 
 USAGE = Usage(3, 2)
 
@@ -64,8 +64,8 @@ async def test_plain_text_is_content() -> None:
 
 
 async def test_length_is_told() -> None:
-    answer = await whole(parsed(Replay([Finished(FinishReason.LENGTH, USAGE)]), PlainParser()))
-    assert (answer.content, answer.end) == ("", OutputEnd(EndReason.LENGTH, USAGE))
+    stream = parsed(Replay([Finished(FinishReason.LENGTH, USAGE)]), PlainParser())
+    assert [event async for event in stream] == [OutputEnd(EndReason.LENGTH, USAGE)]
 
 
 @pytest.mark.parametrize(
