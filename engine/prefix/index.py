@@ -9,7 +9,8 @@ even inside a page; one with them resumes at checkpoints only.
 Pages and checkpoints are named by numbers that are never used again, so that what the runner still holds
 under one can never be taken for another.
 
-Invariants: every ancestor of a node is in the tree; the bytes of all entries are at most `limit`.
+Invariants: every ancestor of a node is in the tree, and counts as used later than the node; the bytes of all
+entries are at most `limit`.
 """
 
 from __future__ import annotations
@@ -124,13 +125,19 @@ class PrefixIndex:
         """The pages to restore and the checkpoint, now used last of all."""
         if hit.node is None:
             return (), None
-        path = hit.node.path
-        for node in path:
-            self._entries.move_to_end(node)
+        path = self._touch(hit.node)
         checkpoint = hit.node.checkpoint if self.spec.checkpointed else None
         if checkpoint is not None:
             self._entries.move_to_end(checkpoint)
         return tuple(node.page for node in path), checkpoint.page if checkpoint is not None else None
+
+    def _touch(self, node: Node) -> list[Node]:
+        """The path to a node, now used last of all. The end first: a sequence goes from its end, before what
+        was used later is touched, and what is to go next is found at once."""
+        path = node.path
+        for each in reversed(path):
+            self._entries.move_to_end(each)
+        return path
 
     def _children(self, root: bytes, node: Node | None) -> dict[int, list[Node]]:
         """A node's, or where there is none those that begin a sequence under `root`."""
@@ -175,6 +182,8 @@ class PrefixIndex:
                     break
                 new.append(node)
             parent = node
+        if parent is not None and not parent.dead:
+            self._touch(parent)
         return parent, new
 
     def grow_tail(self, chain: Chain, parent: Node | None, stop: int) -> Node | None:
@@ -189,7 +198,10 @@ class PrefixIndex:
             if kept == tokens:
                 return None
         name = digest(parent.digest if parent is not None else chain.root, chain.tokens[start:stop])
-        return None if name in self._nodes else self._add(chain, parent, start, tokens, name)
+        tail = None if name in self._nodes else self._add(chain, parent, start, tokens, name)
+        if tail is not None:
+            self._touch(tail)
+        return tail
 
     def checkpoint(self, node: Node) -> Page | None:
         """A checkpoint behind the node to be saved; None if there is one, or no room, or no use for it."""
@@ -251,7 +263,7 @@ class PrefixIndex:
 
     def _make_room(self, need: int, keep: Node | None) -> bool:
         """Evict what was not used for longest. A node whose children are kept, or that is itself to be kept,
-        has to stay and is looked at again last."""
+        has to stay and is looked at again last: one of a sequence that is growing just now."""
         looks = len(self._entries)
         while self.used + need > self.limit and looks:
             looks -= 1
@@ -259,8 +271,9 @@ class PrefixIndex:
             if isinstance(entry, Node) and (entry is keep or entry.children):
                 self._entries.move_to_end(entry)
                 continue
-            self.evicted += 1
+            before = len(self)
             self._remove(entry)
+            self.evicted += before - len(self)
         return self.used + need <= self.limit
 
     def _remove(self, entry: Node | Checkpoint) -> None:

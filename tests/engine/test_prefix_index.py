@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
+
 import hypothesis.strategies as st
+import pytest
 from hypothesis import given, settings
 
 from chairlift.engine.plan import PrefixSpec
@@ -93,6 +96,40 @@ def test_what_was_not_used_for_longest_goes_first_and_leaves_before_trunks() -> 
     keep(index, 5, 5, 5, 5)
     assert found(index, 3, 3, 3, 3) == 0
     assert index.used == 12 and index.evicted == 2 and len(index.take_dropped()) == 2
+
+
+@pytest.mark.parametrize("spec", [ANYWHERE, CHECKPOINTS], ids=["anywhere", "checkpoints"])
+def test_long_sequences_go_one_after_the_other_and_not_a_piece_of_each(spec: PrefixSpec) -> None:
+    """The one not used for longest pays for a new one, from its end; the others stay whole."""
+    each = 100 + spec.checkpoint_bytes
+    index = PrefixIndex(spec, 3 * each)
+    first, second, third, fourth = ([start, *range(99)] for start in (1, 2, 3, 4))
+    for values in (first, second, third):
+        keep(index, *values)
+    index.use(index.find(chain(*first), 100))
+    keep(index, *fourth[:80])
+    whole = [found(index, *values) for values in (first, third, fourth[:80])]
+    assert whole == [100, 100, 80]
+    assert found(index, *second) == (0 if spec.checkpointed else 20)
+    assert index.evicted == 20 + spec.checkpointed
+
+
+def test_making_room_looks_only_at_what_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever scans trunks to find a leaf, for every block anew, stops the server for seconds."""
+    index = PrefixIndex(ANYWHERE, 4 * 500)
+    looks = 0
+
+    class Entries(OrderedDict[object, int]):
+        def move_to_end(self, key: object, last: bool = True) -> None:
+            nonlocal looks
+            looks += 1
+            super().move_to_end(key, last)
+
+    monkeypatch.setattr(index, "_entries", Entries())
+    for start in range(4):
+        keep(index, start, *range(4 * 300 - 1))
+    assert found(index, 3, *range(4 * 300 - 1)) == 4 * 300
+    assert looks < 10 * 4 * 300
 
 
 def test_what_does_not_fit_is_not_kept() -> None:
