@@ -12,7 +12,7 @@ from typing import Any
 import mlx.core as mx
 
 from chairlift.cache.pages import PageFormat, State
-from chairlift.engine.plan import PrefixSpec, Restore, Save
+from chairlift.engine.plan import Page, PrefixSpec, Restore, Save
 from chairlift.engine.residents import Residents
 
 log = logging.getLogger(__name__)
@@ -70,6 +70,7 @@ class PageStore:
 
         Raises:
             KeyError: one of them is not here; it counts as spoiled.
+            Exception: they make no caches; all of them count as spoiled.
         """
         missing = [page.id for page in restore.pages if page.id not in self._pages]
         checkpoint = restore.checkpoint
@@ -80,14 +81,25 @@ class PageStore:
             raise KeyError(missing[0])
         pages = [(self._pages[page.id], page.tokens) for page in restore.pages]
         state = self._states[checkpoint.id] if checkpoint is not None else None
-        return self._format.restore(pages, restore.tokens, state)
+        try:
+            return self._format.restore(pages, restore.tokens, state)
+        except Exception:
+            self.distrust(restore)
+            raise
 
     def spoil(self, *saves: Save) -> None:
         """What was to be saved here is not to be used."""
         for save in saves:
-            ids = [page.id for page in (*save.pages, save.checkpoint) if page is not None]
-            self._spoiled.update(ids)
-            self.drop(ids)
+            self._spoil(*save.pages, save.checkpoint)
+
+    def distrust(self, restore: Restore) -> None:
+        """A row that began with these pages went wrong: they are not to be used again."""
+        self._spoil(*restore.pages, restore.checkpoint)
+
+    def _spoil(self, *pages: Page | None) -> None:
+        ids = [page.id for page in pages if page is not None]
+        self._spoiled.update(ids)
+        self.drop(ids)
 
     def take_spoiled(self) -> frozenset[int]:
         """Pages and checkpoints that are not here though they should be, since last asked."""

@@ -26,7 +26,7 @@ import mlx.core as mx
 from chairlift.cache.views import SpanStep
 from chairlift.engine.batching import FLAT_STEPS, Batching
 from chairlift.engine.draws import Draws
-from chairlift.engine.flight import Flight, blame
+from chairlift.engine.flight import NOT_A_NUMBER, Flight, blame
 from chairlift.engine.pages import PageStore
 from chairlift.engine.plan import NewRow, PrefixSpec, RunnerStats, Save, Span, StepPlan, StepResult
 from chairlift.engine.residents import Resident, Residents, state_of
@@ -177,16 +177,16 @@ class MlxRunner:
         return arrays
 
     def _admit(self, new: NewRow) -> None:
-        """A row whose pages are not there is not admitted, and so lost."""
-        row = Resident(new, row_key(new.seed), new.drawn, None, marks=self._marks)
+        """A row that cannot begin is not admitted, and so lost."""
         try:
+            row = Resident(new, row_key(new.seed), new.drawn, None, marks=self._marks)
             if new.restore is None:
                 row.caches = self._make_cache()
             else:
                 assert self._pages is not None
                 row.caches, row.held = self._pages.restore(new.restore), new.restore.tokens
         except Exception:
-            log.exception("row %d could not be restored", new.row)
+            log.exception("row %d could not begin", new.row)
         else:
             self._residents.rows[new.row] = row
 
@@ -406,21 +406,31 @@ class MlxRunner:
     def _land(self, flight: Flight) -> tuple[StepResult, str | None]:
         """The step's result, and one line if its computation failed."""
         fault = None
+        known, samples = set(flight.failed), {}
         try:
             mx.eval(flight.outputs)
+            samples = flight.read()
         except Exception as error:
             log.exception("step %d failed", flight.number)
             fault = blame(error)
             self._lose(flight, fault)
-        known = set(flight.failed)
-        samples = flight.read()
         for row in flight.failed.keys() - known:
-            self._residents.rows.pop(row, None)
+            self._end_failed(flight, row)
         spoiled = self._pages.take_spoiled() if self._pages is not None else frozenset()
         encoded = frozenset(flight.encoded)
         return StepResult(flight.number, samples, flight.failed, flight.lost, encoded, spoiled), fault
 
     # Faults
+
+    def _end_failed(self, flight: Flight, row: int) -> None:
+        """A row that could not draw. Where it began with kept pages and is not a number, these may be why:
+        they go, and it starts again without them."""
+        state = self._residents.rows.pop(row, None)
+        if state is not None and state.spec.restore is not None and flight.failed[row] == NOT_A_NUMBER:
+            assert self._pages is not None
+            log.error("row %d began with kept pages and is not a number in step %d", row, flight.number)
+            self._pages.distrust(state.spec.restore)
+            flight.lost[row] = flight.failed.pop(row)
 
     def _fail_row(self, flight: Flight, row: int, error: Exception) -> None:
         """A row whose own forward could not be built; no other took part in it."""

@@ -12,8 +12,10 @@ from mlx.utils import tree_flatten
 from mlx_lm.models.cache import make_prompt_cache
 
 from chairlift.engine.batching import Batching
+from chairlift.engine.flight import Flight
 from chairlift.engine.models.build import make_runner
 from chairlift.engine.runner import MlxRunner
+from chairlift.engine.sampling import Marks
 from chairlift.patches import apply_patches
 from tests.engine.stepping import Rider, Stepper
 from tests.mlx.configs import VOCABULARY
@@ -149,6 +151,44 @@ def test_a_fault_in_decode_leaves_rows_that_prefill_alone(batching: Batching) ->
     assert [bool(rider.losses) for rider in (*old, long, through, first)] == [True, True, False, True, False]
     assert_solo(batching, *stepper.riders)
     assert_empty(faulty.runner)
+
+
+def test_a_result_that_cannot_be_read_loses_its_step_and_the_runner_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    runner = Faulty(Batching.FLAT).runner
+    stepper = Stepper(runner, *riders(Batching.FLAT, 5, 9))
+    stepper.run(3)
+    original = Flight.read
+
+    def read(_: Flight) -> None:
+        monkeypatch.setattr(Flight, "read", original)
+        raise Boom
+
+    monkeypatch.setattr(Flight, "read", read)
+    stepper.run()
+    assert all(MESSAGE in rider.losses for rider in stepper.riders)
+    assert_solo(Batching.FLAT, *stepper.riders)
+    assert_empty(runner)
+
+
+def test_a_row_that_cannot_begin_is_lost_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its constraint or its settings make nothing to follow, say."""
+    runner = Faulty(Batching.FLAT).runner
+    stepper = Stepper(runner, *riders(Batching.FLAT, 5))
+    stepper.run(3)
+    original = Marks.shaping
+
+    def shaping(*_: Any) -> None:
+        monkeypatch.setattr(Marks, "shaping", original)
+        raise Boom
+
+    monkeypatch.setattr(Marks, "shaping", shaping)
+    stepper.riders += riders(Batching.FLAT, 9)
+    stepper.run()
+    assert [rider.losses for rider in stepper.riders] == [[], ["The row's state is gone."]]
+    assert_solo(Batching.FLAT, *stepper.riders)
+    assert_empty(runner)
 
 
 def test_a_fault_in_a_solo_row_is_its_own() -> None:

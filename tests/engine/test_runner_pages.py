@@ -1,0 +1,63 @@
+"""Kept pages that turn out to be bad: whoever begins with them gets its answer all the same."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from chairlift.engine.models.build import make_runner
+from chairlift.engine.pages import PageStore
+from chairlift.engine.runner import MlxRunner
+from tests.mlx.configs import VOCABULARY
+from tests.mlx.parity import finding, solo
+from tests.mlx.test_prefix import Server, words
+
+FAMILIES = ["llama", "qwen3_5"]
+PROMPT = words(3, 150)
+
+
+def filled(name: str) -> tuple[Server, PageStore]:
+    """A server that keeps a prompt's pages."""
+    runner: MlxRunner = make_runner(solo(name).model, VOCABULARY, finding(name).batching)[1]
+    server = Server.of(runner)
+    server.add(PROMPT)
+    server.finish()
+    assert runner._pages is not None and runner._pages.nbytes
+    return server, runner._pages
+
+
+def answered(server: Server, name: str, losses: int) -> None:
+    """Two at once from what is kept: both as alone, at the price of so many new starts."""
+    for place in (7, 9):
+        server.add([*PROMPT, *words(place, 20)])
+    server.finish()
+    assert server.wrong(name) == []
+    assert server.scheduler.losses == losses
+    again = server.add([*PROMPT, *words(11, 20)])
+    server.finish()
+    assert server.wrong(name) == [] and server.scheduler.losses == losses and again.cached >= 128
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_pages_that_are_not_numbers_go_and_their_rows_start_again(name: str) -> None:
+    server, store = filled(name)
+    store._pages = {id: mx.full(page.shape, 255, dtype=mx.uint8) for id, page in store._pages.items()}
+    answered(server, name, losses=2)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_pages_that_make_no_caches_go_and_their_rows_start_again(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, store = filled(name)
+    original, faults = store._format.restore, iter([ValueError("no caches")])
+
+    def restore(*arguments: Any) -> list[Any]:
+        for fault in faults:
+            raise fault
+        return original(*arguments)
+
+    monkeypatch.setattr(store._format, "restore", restore)
+    answered(server, name, losses=2)
