@@ -20,7 +20,7 @@ OPENBLAS := libopenblas.so.0
 HAS_OPENBLAS := PATH="$$PATH:/usr/sbin:/sbin" ldconfig -p 2>/dev/null | grep -q $(OPENBLAS)
 WITH_OPENBLAS = $(if $(LINUX),$(shell $(HAS_OPENBLAS) && echo env LD_PRELOAD=$(OPENBLAS)))
 
-.PHONY: help run test check static bench parity clean openblas
+.PHONY: help run test check static bench parity clients clean openblas
 
 help:
 	@echo 'make run     serve the embedded model at http://127.0.0.1:8000   (ARGS="--port 9000")'
@@ -29,6 +29,7 @@ help:
 	@echo 'make static  make check without the tests'
 	@echo 'make bench   measure Chairlift and mlx_lm.server in turn, into bench/RESULTS.md'
 	@echo 'make parity  hold every model family in a batch against solo runs, into docs/models.md'
+	@echo 'make clients install other projects'"'"' clients into build/clients, and hold exchanges (ARGS="codex llm")'
 	@echo 'make clean   remove the environment and everything made from the sources'
 
 run: $(RUN_STAMP) openblas
@@ -51,6 +52,9 @@ bench: $(DEV_STAMP) openblas
 
 parity: $(DEV_STAMP) openblas
 	$(WITH_OPENBLAS) $(BIN)/python -m tests.mlx.parity_table $(ARGS)
+
+clients: $(DEV_STAMP) openblas
+	$(WITH_OPENBLAS) $(BIN)/python -m tests.clients.run $(ARGS)
 
 clean:
 	rm -rf $(VENV) build dist src/*.egg-info .ruff_cache .mypy_cache .import_linter_cache .hypothesis
