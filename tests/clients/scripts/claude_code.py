@@ -16,7 +16,7 @@ def claude(base: str, model: str, *arguments: str) -> str:
         ANTHROPIC_BASE_URL=base,
         ANTHROPIC_API_KEY="none",
         ANTHROPIC_MODEL=model,
-        ANTHROPIC_SMALL_FAST_MODEL=model,
+        ANTHROPIC_DEFAULT_HAIKU_MODEL=model,
         CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC="1",
         DISABLE_AUTOUPDATER="1",
     )
