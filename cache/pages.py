@@ -9,6 +9,7 @@ All methods run on the MLX thread; nothing is evaluated here.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -64,6 +65,18 @@ class State:
 
     data: mx.array
     shapes: tuple[tuple[tuple[tuple[int, ...], mx.Dtype] | None, ...], ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of `data`, by the shapes."""
+        arrays = [array for layer in self.shapes for array in layer if array is not None]
+        return sum(aligned(math.prod(shape) * dtype.size) for shape, dtype in arrays)
+
+    @property
+    def described(self) -> str:
+        """The shapes in JSON: by layer, [dtype, *shape] of each array, or null."""
+        described = [[array and [_name(array[1]), *array[0]] for array in layer] for layer in self.shapes]
+        return json.dumps(described)
 
 
 class PageFormat:
@@ -128,6 +141,10 @@ class PageFormat:
             raise ValueError("These planes are not of the model that was measured.")
         return mx.concatenate([_bytes(plane) for plane in flat]) if flat else mx.zeros((0,), dtype=mx.uint8)
 
+    def page_bytes(self, tokens: int) -> int:
+        """Bytes of a page of so many tokens."""
+        return sum(aligned(tokens * shape.token_bytes) for shape in self._shapes)
+
     def pack_state(self, caches: Sequence[Any]) -> State:
         """The state that `states` gave."""
         shapes, parts = [], []
@@ -139,6 +156,18 @@ class PageFormat:
             parts += [_bytes(array) for array in arrays if array is not None]
         data = mx.concatenate(parts) if parts else mx.zeros((0,), dtype=mx.uint8)
         return State(data, tuple(shapes))
+
+    def state_of(self, data: mx.array, shapes: str) -> State:
+        """A state from its bytes and what `State.described` said of it.
+
+        Raises:
+            ValueError: they do not belong together, or to this model.
+        """
+        layers = tuple(tuple(map(_shape_of, layer)) for layer in json.loads(shapes))
+        state = State(data, layers)
+        if len(layers) != len(self._stateful()) or data.shape != (state.nbytes,):
+            raise ValueError("The state is not of this model.")
+        return state
 
     # Into caches
 
@@ -224,6 +253,21 @@ def cache_planes(layer: Layer, cache: Any) -> Planes:
     prefill it holds more, which its next step drops."""
     assert isinstance(layer, CohortKV) and layer.window is not None
     return [plane[:, :, -layer.window :] for plane in layer.planes_of(cache)] if int(cache.offset) else ()
+
+
+def _name(dtype: mx.Dtype) -> str:
+    return str(dtype).rpartition(".")[2]
+
+
+def _shape_of(described: Any) -> tuple[tuple[int, ...], mx.Dtype] | None:
+    """Raises: ValueError where that is no description of an array."""
+    if described is None:
+        return None
+    name, *shape = described
+    dtype = getattr(mx, name) if isinstance(name, str) else None
+    if not isinstance(dtype, mx.Dtype) or not all(isinstance(size, int) and size >= 0 for size in shape):
+        raise ValueError(f"{described!r} describes no array.")
+    return tuple(shape), dtype
 
 
 def aligned(size: int) -> int:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Protocol
 
 from chairlift.engine.errors import InvalidParameter
 from chairlift.engine.events import FinishReason, Usage
-from chairlift.engine.plan import PrefixStats, RunnerStats
+from chairlift.engine.plan import DiskStats, PrefixStats, RunnerStats
 from chairlift.engine.request import Request
 from chairlift.engine.row import RequestTiming
 
@@ -33,6 +34,11 @@ class EngineConfig:
     """Requests in the wait queue, beyond those that find a free row."""
     prefix_cache_bytes: int | None = None
     """Memory for prefixes kept for later requests; 0 keeps none. None: a share of the device's memory."""
+    prefix_cache_disk_bytes: int = 0
+    """Of files for prefixes that memory has no room for, and that are to outlast the process: all models'
+    below the folder together. 0 writes none."""
+    prefix_cache_folder: Path | None = None
+    """Where; None: below the user's cache folder."""
     close_timeout: float = 10.0
     """Seconds that `stop` waits for a step in flight and for the runner to close, before it gives the MLX
     thread up as wedged."""
@@ -44,10 +50,15 @@ class EngineConfig:
             ("max_step_ms", 1),
             ("max_waiting", 0),
             ("prefix_cache_bytes", 0),
+            ("prefix_cache_disk_bytes", 0),
         ):
             value = getattr(self, name)
             if value is not None and value < least:
                 raise InvalidParameter(name, f"{name} must be at least {least}, not {value}.")
+        if self.prefix_cache_disk_bytes and self.prefix_cache_bytes == 0:
+            raise InvalidParameter(
+                "prefix_cache_disk_bytes", "prefix_cache_disk_bytes needs a prefix_cache_bytes above 0."
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +87,7 @@ class EngineStats:
     wasted_tokens: int
     """Drawn by look-ahead for rows that had ended."""
     prefix: PrefixStats
+    disk: DiskStats = field(default_factory=DiskStats)
 
 
 class EngineObserver(Protocol):

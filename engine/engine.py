@@ -19,6 +19,7 @@ from functools import partial
 
 from chairlift.engine.config import EngineConfig, EngineObserver, EngineStats
 from chairlift.engine.constraints import Compiler
+from chairlift.engine.disk import DiskTraffic, open_disk
 from chairlift.engine.errors import (
     EngineError,
     EngineStopped,
@@ -31,6 +32,7 @@ from chairlift.engine.handle import Mailbox, RequestHandle
 from chairlift.engine.media import MediaProcessor
 from chairlift.engine.pace import Pace
 from chairlift.engine.plan import (
+    DiskStats,
     LoadedModel,
     ModelInfo,
     PrefixStats,
@@ -122,6 +124,7 @@ class Engine:
         self._runner: Runner
         self._scheduler: Scheduler
         self._pace: Pace
+        self._disk: DiskTraffic | None = None
         self._in_flight: StepPlan | None = None
         self._answers: dict[Row, _Answer] = {}
         self._counters = _Counters()
@@ -178,15 +181,22 @@ class Engine:
             most=budget,
             grain=budget // 16 if budget >= LARGE_BUDGET else 1,
         )
+        prefixes = self._prefixes(loaded)
+        disk = await open_disk(loaded, self.config)
         self._scheduler = Scheduler(
             max_num_seqs=self.config.max_num_seqs,
             max_num_batched_tokens=budget,
             max_waiting=self.config.max_waiting,
             context_length=self.info.context_length,
             clock=time.monotonic,
-            prefixes=self._prefixes(loaded),
+            prefixes=prefixes,
             pace=self._pace.tokens,
+            identity=disk.model if disk is not None else "",
+            catalogue=disk,
         )
+        if disk is not None:
+            self._disk = DiskTraffic(disk, self._scheduler, self._wake.set)
+            await thread.run(partial(self._runner.spill, disk))
         self._loop_task = asyncio.create_task(self._run(), name="chairlift engine")
 
     def _prefixes(self, loaded: LoadedModel) -> PrefixIndex | None:
@@ -249,6 +259,8 @@ class Engine:
         self._wake.set()
         if self._loop_task is not None:
             await self._in_time(self._loop_task)
+        if self._disk is not None:
+            await asyncio.to_thread(self._disk.disk.close, 0.0 if self.wedged else self.config.close_timeout)
         for tenant in self._tenants:
             await tenant.stop(max(0.0, self._drain_until - time.monotonic()))
         if self._thread is not None:
@@ -326,12 +338,18 @@ class Engine:
 
     async def _run(self) -> None:
         while not self._closing or self._scheduler.busy:
-            if not self._scheduler.busy:
+            if self._disk is not None:
+                self._disk.go_on()
+            pause = self._scheduler.pause
+            if pause is None or pause > 0:
                 self._wake.clear()
-                await self._wake.wait()
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._wake.wait(), pause)
                 continue
             try:
                 plan = self._scheduler.schedule()
+                if self._disk is not None:
+                    self._disk.go_on()
                 try:
                     result = await self._step(plan)
                 except Exception as error:
@@ -457,6 +475,7 @@ class Engine:
             lost=scheduler.losses if scheduler else 0,
             wasted_tokens=scheduler.wasted if scheduler else 0,
             prefix=scheduler.prefix_stats if scheduler else PrefixStats(),
+            disk=self._disk.disk.stats if self._disk is not None else DiskStats(),
         )
 
 

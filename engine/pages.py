@@ -12,7 +12,7 @@ from typing import Any
 import mlx.core as mx
 
 from chairlift.cache.pages import PageFormat, State
-from chairlift.engine.plan import Page, PrefixSpec, Restore, Save
+from chairlift.engine.plan import Load, Page, PageData, PageSink, PrefixSpec, Restore, Save
 from chairlift.engine.residents import Residents
 
 log = logging.getLogger(__name__)
@@ -27,6 +27,9 @@ class PageStore:
         self._pages: dict[int, mx.array] = {}
         self._states: dict[int, State] = {}
         self._spoiled: set[int] = set()
+        self._sink: PageSink | None = None
+        self._lent: dict[int, mx.array] = {}
+        """What the sink reads: arrays are destroyed on this thread, whoever is done with them last."""
 
     def drop(self, ids: Iterable[int]) -> None:
         for id in ids:
@@ -64,6 +67,45 @@ class PageStore:
             self._states[save.checkpoint.id] = state
             new.append(state.data)
         return new
+
+    def load(self, loads: Iterable[Load]) -> None:
+        """Keep what comes from outside; where it is not what it should be, it counts as spoiled."""
+        for load in loads:
+            page, given = load.page, load.data
+            try:
+                data = mx.array(given.data if given.data.nbytes else [], dtype=mx.uint8)  # type: ignore[arg-type]
+                if not page.tokens:
+                    self._states[page.id] = self._format.state_of(data, given.shapes)
+                elif data.shape == (self._format.page_bytes(page.tokens),):
+                    self._pages[page.id] = data
+                else:
+                    raise ValueError(f"A page of {page.tokens} tokens has {data.size} bytes.")
+            except Exception:
+                log.exception("a page from the disk could not be loaded")
+                self._spoiled.add(page.id)
+
+    def spill(self, sink: PageSink) -> None:
+        """From now on, offer what is kept to `sink`."""
+        self._sink = sink
+
+    def landed(self, saves: Iterable[Save]) -> None:
+        """These are computed. What is still kept of them can be offered."""
+        if self._sink is None:
+            return
+        for id in self._sink.returned():
+            self._lent.pop(id, None)
+        for save in saves:
+            for page in save.pages:
+                self._offer(page, self._pages.get(page.id), "")
+            if save.checkpoint is not None and (state := self._states.get(save.checkpoint.id)) is not None:
+                self._offer(save.checkpoint, state.data, state.described)
+
+    def _offer(self, page: Page, data: mx.array | None, shapes: str) -> None:
+        assert self._sink is not None
+        if data is None or not page.digest:
+            return
+        self._lent[page.id] = data
+        self._sink.offer(page, PageData(memoryview(data), shapes))  # type: ignore[arg-type]
 
     def restore(self, restore: Restore) -> list[Any]:
         """Caches of one request that begins with these pages.
@@ -116,3 +158,4 @@ class PageStore:
     def clear(self) -> None:
         self._pages.clear()
         self._states.clear()
+        self._lent.clear()

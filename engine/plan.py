@@ -5,7 +5,7 @@ All plain Python values: a plan or a result may cross threads.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -22,8 +22,32 @@ class Page:
     layers behind the first `start` tokens. `id` is never used again for another."""
 
     id: int
+    """0 for one that is not kept in memory."""
     start: int
     tokens: int
+    digest: bytes = b""
+    """Names what it holds, whoever computed it (`chairlift.engine.prefix.chain`): its name on the disk.
+    Empty for what is not worth a file."""
+    parent: bytes = b""
+    """Digest of what is before it; a checkpoint's is that of the page it stands behind."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PageData:
+    """What a page or checkpoint holds, outside the runner."""
+
+    data: memoryview
+    """Bytes."""
+    shapes: str = ""
+    """Of the arrays of a checkpoint, in words that only the runner reads."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Load:
+    """A page or checkpoint that comes from the disk."""
+
+    page: Page
+    data: PageData
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +115,8 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One step. Order of effects: drop, keep, release, admit (and restore), one forward over `prefill` and
-    `decode`, save."""
+    """One step. Order of effects: drop, keep, release, load, admit (and restore), one forward over `prefill`
+    and `decode`, save."""
 
     number: int
     release: tuple[int, ...] = ()
@@ -111,6 +135,8 @@ class StepPlan:
     """Pages, by id, that are kept no longer."""
     keep: tuple[Save, ...] = ()
     """Of rows that end; what they hold before this step."""
+    load: tuple[Load, ...] = ()
+    """Pages and checkpoints that rows may be restored from, from this plan on."""
 
     @property
     def idle(self) -> bool:
@@ -199,6 +225,40 @@ class PrefixStats:
     """Taken over instead of being computed."""
     evicted: int = 0
     """Pages and checkpoints."""
+    disk_hit_tokens: int = 0
+    """Of `hit_tokens`, those that were fetched from the disk for the row."""
+
+
+@dataclass(frozen=True, slots=True)
+class DiskStats:
+    """The prefixes kept on the disk."""
+
+    limit_bytes: int = 0
+    """0: none are kept."""
+    bytes: int = 0
+    """Of all models in the folder, as last counted."""
+    entries: int = 0
+    """Pages and checkpoints of this model."""
+    reads: int = 0
+    """Pages and checkpoints read and found right, as is the next."""
+    writes: int = 0
+    skipped: int = 0
+    """Not written, because the disk could not keep up or did not take them."""
+    failures: int = 0
+    """Files that could not be written, or were not as they should be."""
+
+
+class PageSink(Protocol):
+    """Takes copies of what the runner keeps. Called on the MLX thread; never waits."""
+
+    def offer(self, page: Page, data: PageData) -> None:
+        """The memory stays as it is until `returned` names the page's id."""
+        ...
+
+    def returned(self) -> list[int]:
+        """Pages, by id, whose memory is needed no longer, since last asked. Each that was offered comes back
+        once."""
+        ...
 
 
 class Runner(Protocol):
@@ -211,6 +271,10 @@ class Runner(Protocol):
         is not put in flight, so stepping an idle plan fetches the last result. Never raises: a fault
         comes back as `failed` or `lost` in the result of its own plan.
         """
+        ...
+
+    def spill(self, sink: PageSink) -> None:
+        """From now on, offer every page and checkpoint that is kept to `sink`, once it is computed."""
         ...
 
     def stats(self) -> RunnerStats: ...
@@ -329,3 +393,6 @@ class LoadedModel:
     """What its prefixes are kept as; None where they cannot be."""
     constraints: Compiler | None = None
     """Compiles what answers must follow; None where they cannot be constrained."""
+    identity: Callable[[], str] | None = None
+    """Names everything that makes keys and values what they are, across processes; may be called on any
+    thread. None where that is not known, and nothing can be kept on a disk."""

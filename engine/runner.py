@@ -28,7 +28,16 @@ from chairlift.engine.batching import FLAT_STEPS, Batching
 from chairlift.engine.draws import Draws
 from chairlift.engine.flight import NOT_A_NUMBER, Flight, blame
 from chairlift.engine.pages import PageStore
-from chairlift.engine.plan import NewRow, PrefixSpec, RunnerStats, Save, Span, StepPlan, StepResult
+from chairlift.engine.plan import (
+    NewRow,
+    PageSink,
+    PrefixSpec,
+    RunnerStats,
+    Save,
+    Span,
+    StepPlan,
+    StepResult,
+)
 from chairlift.engine.residents import Resident, Residents, state_of
 from chairlift.engine.sampling import Marks, row_key
 from chairlift.engine.sight import RowSight, Sight, SightError
@@ -108,6 +117,11 @@ class MlxRunner:
         """What prefixes are kept as; None where they are not."""
         return self._pages.spec if self._pages is not None else None
 
+    def spill(self, sink: PageSink) -> None:
+        """See `chairlift.engine.plan.Runner`."""
+        if self._pages is not None:
+            self._pages.spill(sink)
+
     def stats(self) -> RunnerStats:
         own_bytes = self._residents.own_nbytes
         return RunnerStats(
@@ -142,6 +156,8 @@ class MlxRunner:
         self._keep(plan, flight)
         for row in plan.release:
             self._residents.rows.pop(row, None)
+        if self._pages is not None:
+            self._pages.load(plan.load)
         for new in plan.admit:
             self._admit(new)
         if plan.idle:
@@ -162,6 +178,7 @@ class MlxRunner:
         try:
             if plan.idle:
                 mx.eval(saved)
+                self._pages.landed(plan.keep)
             else:
                 mx.async_eval(*saved)  # type: ignore[no-untyped-call]
         except Exception:
@@ -416,6 +433,9 @@ class MlxRunner:
             self._lose(flight, fault)
         for row in flight.failed.keys() - known:
             self._end_failed(flight, row)
+        if self._pages is not None and fault is None:
+            wrong = flight.failed.keys() | flight.lost.keys()
+            self._pages.landed(save for save in flight.saves if save.row not in wrong)
         spoiled = self._pages.take_spoiled() if self._pages is not None else frozenset()
         encoded = frozenset(flight.encoded)
         return StepResult(flight.number, samples, flight.failed, flight.lost, encoded, spoiled), fault

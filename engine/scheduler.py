@@ -13,20 +13,33 @@ goes to the others by priority, then to the shortest first, so a short prompt do
 
 With a prefix index (chairlift.engine.prefix) a row begins behind the longest prefix of its prompt that is
 kept, and one whose prefix another row is computing just now waits for it rather than computing it again.
+Where the disk has more of it than memory, the row waits in the queue while that is fetched.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from chairlift.engine.errors import ContextLengthExceeded, QueueFull
-from chairlift.engine.plan import NewRow, PrefixStats, Sample, Save, Span, StepPlan, StepResult
+from chairlift.engine.plan import (
+    NewRow,
+    Page,
+    PageData,
+    PrefixStats,
+    Sample,
+    Save,
+    Span,
+    StepPlan,
+    StepResult,
+)
 from chairlift.engine.prefix.chain import root_digest
+from chairlift.engine.prefix.fetch import Catalogue, Fetch
 from chairlift.engine.prefix.index import PrefixIndex
 from chairlift.engine.prefix.row import RowPrefix
+from chairlift.engine.prefix.waiting import FetchingRows
 from chairlift.engine.request import Request
 from chairlift.engine.row import RequestTiming, Row, RowState
 
@@ -63,6 +76,8 @@ class Scheduler:
         clock: monotonic seconds, for timing and `retry_after`.
         prefixes: what is kept of earlier rows; None keeps nothing.
         pace: prompt tokens of a step in which rows decode; None: what the budget leaves.
+        identity: the model, as prefixes are named by it.
+        catalogue: what the disk keeps of prefixes; None where there is none.
     """
 
     def __init__(
@@ -75,6 +90,8 @@ class Scheduler:
         clock: Callable[[], float],
         prefixes: PrefixIndex | None = None,
         pace: Callable[[], int] | None = None,
+        identity: str = "",
+        catalogue: Catalogue | None = None,
     ) -> None:
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
@@ -89,6 +106,10 @@ class Scheduler:
         self.prefixes = prefixes
         self._pace = pace
         self._clock = clock
+        self._identity = identity
+        self._fetching: FetchingRows | None = None
+        if prefixes is not None and catalogue is not None:
+            self._fetching = FetchingRows(catalogue, prefixes.spec, prefixes.limit // 2, clock)
         self._waiting: dict[int, Row] = {}  # by arrival
         self._live: dict[int, Row] = {}  # by id: rows that hold model state, oldest admission first
         self._release: list[int] = []
@@ -122,6 +143,19 @@ class Scheduler:
         """There is something to compute, to release or to fetch."""
         return bool(self._live or self._waiting or self._release or self._in_flight)
 
+    @property
+    def pause(self) -> float | None:
+        """Seconds until there may be something to plan, unless something happens before that; 0 for now,
+        None for never. Rows may all be waiting for the disk."""
+        if self._live or self._release or self._in_flight:
+            return 0.0
+        if self._fetching is None:
+            return 0.0 if self._waiting else None
+        if self._fetching.loading() or not all(map(self._fetching.waits, self._waiting.values())):
+            return 0.0
+        deadline = self._fetching.next_deadline()
+        return None if deadline is None else max(0.0, deadline - self._clock())
+
     def add(self, request: Request, seed: int) -> Row:
         """Queue a request.
 
@@ -139,7 +173,7 @@ class Scheduler:
         row = Row(request, seed, limit, self._next_arrival, RequestTiming(queued=self._clock()))
         self._next_arrival += 1
         if self.prefixes is not None and request.media is None:
-            root = root_digest(request.cache_salt)
+            root = root_digest(self._identity, request.cache_salt)
             row.prefix = RowPrefix(self.prefixes, root, request.prompt_token_ids)
         self._waiting[row.arrival] = row
         return row
@@ -189,6 +223,7 @@ class Scheduler:
                 self._keep_prefix(row)  # its last draw is launched: the step to come drops its state
         decode = [row for row in self._live.values() if row.decodable]
         seats = self.max_num_seqs - len(self._live)
+        loads = self._fetching.load(running=bool(self._live)) if self._fetching is not None else []
         candidates = [row for row in self._live.values() if row.state is RowState.PREFILLING]
         candidates += self._next_in_line(seats)
         budget = self.max_num_batched_tokens - len(decode)
@@ -226,6 +261,7 @@ class Scheduler:
             decode=tuple(row.id for row in decode if row.id is not None),
             encode=(encode.id,) if encode is not None and encode.id is not None else (),
             save=tuple(save),
+            load=tuple(load for load in loads if load.page.id not in drop),
         )
         self._release.clear()
         if not plan.idle:
@@ -240,13 +276,35 @@ class Scheduler:
         """
         committed = Committed()
         if result is not None and self.prefixes is not None:
-            self.prefixes.forget(result.spoiled)
+            self.prefixes.spoil(result.spoiled)
         number = self._step - 1 if result is None else result.number
         while self._in_flight and self._in_flight[0].number <= number:
             plan = self._in_flight.popleft()
             told = result is not None and result.number == plan.number
             self._settle(plan, result if result and told else StepResult(plan.number), committed)
         return committed
+
+    def take_fetches(self) -> list[Fetch]:
+        """Files to read for rows in the queue, each asked for once; `fetched` takes the answer."""
+        return self._fetching.take() if self._fetching is not None else []
+
+    def fetched(self, number: int, data: Mapping[bytes, PageData]) -> None:
+        """The disk's answer to a fetch: by digest, what it has and what is right. One that nobody waits for
+        any more is dropped."""
+        if self._fetching is not None:
+            self._fetching.arrive(number, data)
+
+    def take_used(self) -> list[Page]:
+        """Pages and checkpoints that rows have begun with, since last asked."""
+        return self._fetching.take_used() if self._fetching is not None else []
+
+    def take_distrusted(self) -> tuple[bytes, ...]:
+        """Digests of pages and checkpoints that rows have left which went wrong, since last asked."""
+        return self.prefixes.take_distrusted() if self.prefixes is not None else ()
+
+    def fetching(self, number: int) -> bool:
+        """Whether a row still waits for this fetch. May be asked from any thread."""
+        return self._fetching is not None and self._fetching.wants(number)
 
     def abandon(self) -> list[Row]:
         """The runner broke off: end every row that was in flight and return them. Their state is released."""
@@ -309,6 +367,8 @@ class Scheduler:
     def _detach(self, row: Row, *, release: bool) -> None:
         """Take its seat or its place in the queue away; `release` unless its state is gone already."""
         self._waiting.pop(row.arrival, None)
+        if self._fetching is not None:
+            self._fetching.forget(row)
         if row.id is not None:
             del self._live[row.id]
             if release:
@@ -353,12 +413,16 @@ class Scheduler:
         computing = [row for row in self._live.values() if row.state is RowState.PREFILLING]
         line: list[Row] = []
         for row in sorted(self._waiting.values(), key=order):
-            if not any(_awaits(row, other) for other in computing):
+            if not any(_awaits(row, other) for other in computing) and not self._held(row):
                 computing.append(row)
                 line.append(row)
                 if len(line) == seats:
                     break
         return line
+
+    def _held(self, row: Row) -> bool:
+        """The row waits for the disk."""
+        return self._fetching is not None and self._fetching.holds(row)
 
     def _looking(self, candidates: list[Row]) -> Row | None:
         """The row that encodes an image in this step, if any has one left: the oldest. It gets no span, so
@@ -416,6 +480,8 @@ class Scheduler:
         if row.prefix is not None:
             row.prefix.known(row.known)
             restore = row.prefix.take_over()
+            if restore is not None and self._fetching is not None:
+                self._fetching.takes_over(restore)
         row.prefilled = restore.tokens if restore is not None else 0
         self._live[row.id] = row
         if row.timing.admitted is None:

@@ -151,6 +151,9 @@ def _gauges(stats: EngineStats) -> Iterator[tuple[str, str, float]]:
     yield "kv_cache_used_bytes", "Bytes that the rows' tokens need of them.", runner.kv_tokens_bytes
     yield "prefix_cache_bytes", "Bytes of prefixes kept for later requests.", stats.prefix.bytes
     yield "prefix_cache_limit_bytes", "Most bytes of kept prefixes.", stats.prefix.limit_bytes
+    disk = stats.disk
+    yield "prefix_cache_disk_bytes", "Bytes of prefixes on the disk, all models together.", disk.bytes
+    yield "prefix_cache_disk_limit_bytes", "Most bytes of prefixes on the disk.", disk.limit_bytes
     yield "memory_active_bytes", "Bytes of live arrays.", runner.active_bytes
     yield "memory_cache_bytes", "Bytes freed and kept for reuse by the allocator.", runner.cache_bytes
     yield "memory_peak_bytes", "Most bytes of live arrays so far.", runner.peak_bytes
@@ -172,4 +175,10 @@ def _counts(stats: EngineStats) -> Iterator[tuple[str, str, float]]:
     yield "prefix_cache_queries", "Prompt tokens looked up among kept prefixes.", stats.prefix.queried_tokens
     yield "prefix_cache_hits", "Prompt tokens taken over from kept prefixes.", stats.prefix.hit_tokens
     yield "prefix_cache_evictions", "Pages and checkpoints dropped for room.", stats.prefix.evicted
+    hits = stats.prefix.disk_hit_tokens
+    yield "prefix_cache_disk_hits", "Prompt tokens taken over from the disk.", hits
+    yield "prefix_cache_disk_reads", "Pages and checkpoints read from the disk.", stats.disk.reads
+    yield "prefix_cache_disk_writes", "Pages and checkpoints written to the disk.", stats.disk.writes
+    yield "prefix_cache_disk_skipped", "Pages and checkpoints that were not written.", stats.disk.skipped
+    yield "prefix_cache_disk_failures", "Files not written, or not as they should be.", stats.disk.failures
     yield "wasted_tokens", "Tokens drawn ahead for rows that had ended.", stats.wasted_tokens

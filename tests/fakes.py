@@ -10,7 +10,8 @@ import asyncio
 import re
 import threading
 import zlib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from array import array
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from llguidance import LLTokenizer
@@ -26,6 +27,8 @@ from chairlift.engine.plan import (
     ModelInfo,
     NewRow,
     Page,
+    PageData,
+    PageSink,
     PrefixSpec,
     Restore,
     RunnerStats,
@@ -292,6 +295,9 @@ class FakeRunner:
         self.closed = False
         self.pages: dict[int, tuple[int, ...]] = {}
         """The tokens of every page and checkpoint, by id; a checkpoint's from the beginning."""
+        self.sink: PageSink | None = None
+        self._saved: tuple[Save, ...] = ()  # in the step in flight
+        self._lent: set[int] = set()
         self._spoiled: set[int] = set()
         self._faults: list[Fault] = []
         self._in_flight: StepResult | None = None
@@ -330,16 +336,40 @@ class FakeRunner:
             self.pages.pop(id, None)
         for save in plan.keep:
             self._save(save)
+        for load in plan.load:
+            self._check(load.page.id not in self.pages, f"page {load.page.id} loaded twice")
+            self._check(load.page.id not in plan.drop, f"page {load.page.id} dropped and loaded")
+            self.pages[load.page.id] = tuple(array("I", bytes(load.data.data)))
         for id in plan.release:
             if self.rows.pop(id, None) is not None:
                 self.released.append(id)
                 self.wasted += self._in_flight is not None and id in self._in_flight.samples
         fault = self._next_fault(plan)
         if fault.error is not None:
-            self._in_flight = None
+            self._in_flight, self._saved = None, ()
             raise fault.error
         before, self._in_flight = self._in_flight, self._launch(plan, fault)
+        if before is not None:
+            self._offer(save for save in self._saved if save.row not in (*before.failed, *before.lost))
+        self._saved = (*plan.keep, *plan.save)
+        if plan.idle:
+            self._offer(plan.keep)
         return before
+
+    def spill(self, sink: PageSink) -> None:
+        self.sink = sink
+
+    def _offer(self, saves: Iterable[Save]) -> None:
+        if self.sink is None:
+            return
+        for id in self.sink.returned():
+            self._check(id in self._lent, f"page {id} came back twice")
+            self._lent.discard(id)
+        kept = (page for save in saves for page in _pages(save) if page.id in self.pages)
+        for page in (page for page in kept if page.digest):
+            self._lent.add(page.id)
+            data = memoryview(array("I", self.pages[page.id]).tobytes())
+            self.sink.offer(page, PageData(data))
 
     def stats(self) -> RunnerStats:
         tokens = sum(len(row.tokens) for row in self.rows.values()) * KV_BYTES_PER_TOKEN
@@ -498,5 +528,6 @@ def fake_model(
         processor,
         prefix=prefix,
         constraints=Compiler(tokenizer.grammar_vocabulary, trial()),
+        identity=lambda: f"{0:032x}",
     )
     return lambda: loaded

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from chairlift.cache.quantized import UnsupportedQuantization
 from chairlift.engine.constraints import Compiler
 from chairlift.engine.errors import ModelUnavailable
 from chairlift.engine.models.build import make_runner
+from chairlift.engine.models.identity import model_identity
 from chairlift.engine.models.images import Eyes
 from chairlift.engine.models.quantization import AUTO, KV_TYPES, cache_factory
 from chairlift.engine.models.tokenizer import load_tokenizer, read_template
@@ -110,7 +112,12 @@ def load_model(
         memory_bytes=_memory(),
     )
     constraints = Compiler(tokenizer.grammar_vocabulary)
-    return LoadedModel(info, tokenizer, runner, processor, runner.prefix, constraints)
+    circumstances = (
+        *(str(dtype), info.dtype, kv_cache_dtype, info.kv_dtype),
+        *(info.device, str(mx.default_device()), str(finding.batching), repr(runner.prefix)),
+    )
+    identity = partial(model_identity, folder, *circumstances)
+    return LoadedModel(info, tokenizer, runner, processor, runner.prefix, constraints, identity)
 
 
 def _load(folder: Path) -> tuple[nn.Module, dict[str, Any]]:

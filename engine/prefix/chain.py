@@ -19,6 +19,11 @@ def digest(parent: bytes, tokens: Sequence[int]) -> bytes:
     return hashlib.blake2b(parent + array("I", tokens).tobytes(), digest_size=DIGEST_BYTES).digest()
 
 
+def checkpoint_digest(behind: bytes) -> bytes:
+    """The name of the checkpoint behind the block that `behind` names."""
+    return hashlib.blake2b(behind, digest_size=DIGEST_BYTES, person=b"checkpoint").digest()
+
+
 def root_digest(*parts: str) -> bytes:
     """The name of the empty sequence under these circumstances: whatever else makes keys and values what
     they are (model, its revision and quantization, type of the cache, the tenant's salt)."""

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from chairlift.engine.plan import Page, PrefixSpec, PrefixStats
-from chairlift.engine.prefix.chain import Chain, bisect, common, digest
+from chairlift.engine.prefix.chain import Chain, bisect, checkpoint_digest, common, digest
 
 MOST_COMPARED = 64
 """Siblings, latest first, that are searched for one that begins as the sequence goes on."""
@@ -82,6 +82,8 @@ class PrefixIndex:
         """Tokens of sequences that were looked up to be taken over."""
         self.hit = 0
         """Of these, taken over."""
+        self.disk_hit = 0
+        """Of these, fetched from the disk for the row."""
         self.evicted = 0
         self.version = 0
         """Changes whenever a look-up may come out differently."""
@@ -90,6 +92,7 @@ class PrefixIndex:
         self._entries: OrderedDict[Node | Checkpoint, int] = OrderedDict()  # bytes; least recently used first
         self._by_id: dict[int, Node | Checkpoint] = {}
         self._dropped: list[int] = []
+        self._distrusted: list[bytes] = []
         self._next_id = 1
 
     def __len__(self) -> int:
@@ -98,7 +101,9 @@ class PrefixIndex:
 
     @property
     def stats(self) -> PrefixStats:
-        return PrefixStats(self.limit, self.used, len(self), self.queried, self.hit, self.evicted)
+        return PrefixStats(
+            self.limit, self.used, len(self), self.queried, self.hit, self.evicted, self.disk_hit
+        )
 
     # Look-up
 
@@ -209,9 +214,35 @@ class PrefixIndex:
             return None
         if not self._make_room(self.spec.checkpoint_bytes, node):
             return None
-        node.checkpoint = Checkpoint(Page(self._new_id(), node.stop, 0), node)
+        name = checkpoint_digest(node.digest)
+        node.checkpoint = Checkpoint(Page(self._new_id(), node.stop, 0, name, node.digest), node)
         self._enter(node.checkpoint, node.checkpoint.page.id, self.spec.checkpoint_bytes)
         return node.checkpoint.page
+
+    def adopt(self, chain: Chain, pages: Iterable[Page]) -> list[Page | None]:
+        """What was fetched for `chain`, in its order, under ids of this index: each is to be loaded, unless
+        it is here by now, has no place any more, or no room (None)."""
+        adopted: list[Page | None] = []
+        last: Node | None = None
+        for page in pages:
+            node = self._adopt(chain, page) if page.tokens else self._nodes.get(page.parent)
+            adopted.append(node.page if page.tokens and node is not None else None)
+            if not page.tokens and node is not None:
+                adopted[-1] = self.checkpoint(node)
+            last = node if node is not None else last
+        if last is not None and not last.dead:
+            self._touch(last)
+        return adopted
+
+    def _adopt(self, chain: Chain, page: Page) -> Node | None:
+        parent = self._nodes.get(page.parent) if page.start else None
+        if page.digest in self._nodes or (page.start and parent is None):
+            return None
+        return self._add(chain, parent, page.start, page.tokens, page.digest)
+
+    def has(self, digest: bytes) -> bool:
+        """Whether a page of this name is kept."""
+        return digest in self._nodes
 
     def node_at(self, chain: Chain, parent: Node | None, stop: int) -> Node | None:
         """The node of `chain` that ends at `stop`, `parent` or a tail behind it."""
@@ -225,7 +256,10 @@ class PrefixIndex:
         size = tokens * self.spec.bytes_per_token
         if not self._make_room(size, parent):
             return None
-        page = Page(self._new_id(), start, tokens)
+        # Tails are of use with checkpoints only: a few tokens are sooner computed than read.
+        worth = tokens == self.spec.block_tokens or self.spec.checkpointed
+        before = parent.digest if parent is not None else chain.root
+        page = Page(self._new_id(), start, tokens, name if worth else b"", before)
         node = Node(page, name, tuple(chain.tokens[start : start + tokens]), chain.root, parent)
         children = parent.children if parent is not None else self._roots.setdefault(chain.root, {})
         siblings = children.setdefault(node.tokens[0], [])
@@ -252,8 +286,28 @@ class PrefixIndex:
             if entry is not None:
                 self._remove(entry)
 
+    def spoil(self, ids: Iterable[int]) -> None:
+        """The runner has not got these as they should be."""
+        self.distrust([entry.page for id in ids if (entry := self._by_id.get(id)) is not None])
+
+    def distrust(self, pages: Iterable[Page]) -> None:
+        """These are of a row that went wrong: they go, what is behind them too, and so does what the disk
+        has of them."""
+        for page in pages:
+            entry = self._by_id.get(page.id)
+            gone = _subtree(entry) if isinstance(entry, Node) else ()
+            names = (page.digest, *(one.page.digest for one in gone))
+            self._distrusted += [name for name in names if name]
+            self.forget([page.id])
+
     def clear(self) -> None:
         self.forget(list(self._by_id))
+
+    def take_distrusted(self) -> tuple[bytes, ...]:
+        """Digests of pages and checkpoints that are not to be trusted, since this was last asked."""
+        distrusted = tuple(self._distrusted)
+        self._distrusted.clear()
+        return distrusted
 
     def take_dropped(self) -> tuple[int, ...]:
         """Pages and checkpoints that have gone since this was last asked: the runner is to drop them."""

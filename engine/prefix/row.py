@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from chairlift.engine.plan import Restore, Save
+from chairlift.engine.plan import Page, Restore, Save
 from chairlift.engine.prefix.chain import Chain
+from chairlift.engine.prefix.fetch import Catalogue, missing_pages
 from chairlift.engine.prefix.index import Hit, Node, PrefixIndex
 
 LEAST_CHECKPOINT = 128
@@ -20,8 +21,9 @@ class RowPrefix:
         self._chain = Chain(root, index.spec.block_tokens, tokens)
         self._prompt = len(self._chain)
         self._node: Node | None = None  # the last full block that is kept
-        self._made: list[int] = []
+        self._made: list[Page] = []
         self._found: tuple[int, Hit] | None = None
+        self._before_fetch: int | None = None  # tokens that were kept then
 
     # Before admission
 
@@ -41,6 +43,18 @@ class RowPrefix:
             shared = other._checkpoint_before(shared)
         return shared > computed and shared > self.available
 
+    def missing(self, catalogue: Catalogue) -> tuple[Page, ...]:
+        """What is worth fetching from the disk for the row."""
+        return missing_pages(self._index, catalogue, self._chain, self.available, len(self._chain) - 1)
+
+    def fetches(self) -> None:
+        """From now on the row waits for what is fetched."""
+        self._before_fetch = self.available
+
+    def adopt(self, pages: Sequence[Page]) -> list[Page | None]:
+        """What was fetched, to be loaded under new ids; None where it is of no use any more."""
+        return self._index.adopt(self._chain, pages)
+
     # Admission
 
     def known(self, tokens: Sequence[int]) -> None:
@@ -53,6 +67,9 @@ class RowPrefix:
         hit = self._find()
         self._index.queried += len(self._chain)
         self._index.hit += hit.tokens
+        if self._before_fetch is not None:
+            self._index.disk_hit += max(0, hit.tokens - self._before_fetch)
+            self._before_fetch = None
         self._node = hit.node
         while self._node is not None and (
             self._node.stop > hit.tokens or self._node.page.tokens < self._index.spec.block_tokens
@@ -109,13 +126,13 @@ class RowPrefix:
 
     def distrust(self) -> None:
         """The row went wrong: what it left goes too."""
-        self._index.forget(self._made)
+        self._index.distrust(self._made)
         self._made.clear()
         self._node = None
 
     def _save(self, row: int, save: Save) -> Save | None:
         pages = [*save.pages, save.checkpoint]
-        self._made += [page.id for page in pages if page is not None]
+        self._made += [page for page in pages if page is not None]
         return save if any(pages) else None
 
     @property

@@ -142,6 +142,23 @@ def serve(
             "tenth of the device's memory beside the weights.",
         ),
     ] = "auto",
+    prefix_cache_disk: Annotated[
+        str,
+        typer.Option(
+            metavar="SIZE",
+            help="Files for prefixes beyond memory's, which outlast the server: a size of all models' "
+            "together, or off.",
+        ),
+    ] = "off",
+    prefix_cache_dir: Annotated[
+        Path | None,
+        typer.Option(
+            file_okay=False,
+            help="Folder of these files; several servers may share it. By default below the user's cache "
+            "folder.",
+            show_default=False,
+        ),
+    ] = None,
     chat_template: Annotated[
         Path | None,
         typer.Option(
@@ -197,6 +214,11 @@ def serve(
     set_up_logging(log_level, access_log=access_log)
     _check_parser("--reasoning-parser", reasoning_parser, REASONING_PARSERS)
     _check_parser("--tool-call-parser", tool_call_parser, TOOL_CALL_PARSERS)
+    prefix_bytes = parse_size(prefix_cache_ram, "--prefix-cache-ram")
+    disk_bytes = parse_size(prefix_cache_disk, "--prefix-cache-disk")
+    if disk_bytes is None or (disk_bytes and prefix_bytes == 0):
+        what = "auto is no size here." if disk_bytes is None else "It needs --prefix-cache-ram."
+        raise typer.BadParameter(what, param_hint="--prefix-cache-disk")
     options = ServeOptions(
         model=model,
         served_name=served_model_name,
@@ -216,7 +238,9 @@ def serve(
             max_num_batched_tokens=max_num_batched_tokens,
             max_step_ms=max_step_ms,
             max_waiting=max_waiting,
-            prefix_cache_bytes=parse_size(prefix_cache_ram, "--prefix-cache-ram"),
+            prefix_cache_bytes=prefix_bytes,
+            prefix_cache_disk_bytes=disk_bytes,
+            prefix_cache_folder=prefix_cache_dir,
         ),
         settings=ServerSettings(
             max_body_bytes=round(body_limit * MEBIBYTE),
@@ -291,12 +315,15 @@ def _lines(serving: Serving) -> dict[str, str]:
         kind = f"{info.kv_dtype} " if info.kv_dtype else ""
         cache = f"KV {kind}{size(token)} a token, at most {size(token * info.context_length)} a request"
     kept = config.prefix_cache_bytes or 0
+    prefix = f"up to {size(kept)} kept for later requests" if kept else "not kept"
+    if kept and config.prefix_cache_disk_bytes:
+        prefix += f", and {size(config.prefix_cache_disk_bytes)} on the disk"
     return {
         "model": f"{model}, context of {info.context_length:,} tokens",
         "device": info.device,
         "batch": f"{requests}, {config.max_num_batched_tokens} tokens a step",
         "memory": f"weights {size(info.weight_bytes)}, {cache}",
-        "prefix": f"up to {size(kept)} kept for later requests" if kept else "not kept",
+        "prefix": prefix,
     }
 
 

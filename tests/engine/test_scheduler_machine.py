@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -15,6 +16,7 @@ from chairlift.engine.prefix.index import PrefixIndex
 from chairlift.engine.request import Request, SamplingParams
 from chairlift.engine.row import Row, RowState
 from chairlift.engine.scheduler import MIN_CHUNK, Committed, Scheduler
+from tests.engine.fake_disk import FakeDisk
 from tests.fakes import FakeRow, FakeRunner, Fault, letters
 
 CONTEXT = 400
@@ -34,15 +36,22 @@ SPECS = (None, PrefixSpec(4, 1), PrefixSpec(4, 1, checkpoint_bytes=6, checkpoint
 
 
 def make(
-    seqs: int, tokens: int, waiting: int, spec: PrefixSpec | None = None, room: int = 10**6
+    seqs: int,
+    tokens: int,
+    waiting: int,
+    spec: PrefixSpec | None = None,
+    room: int = 10**6,
+    disk: FakeDisk | None = None,
+    clock: Callable[[], float] = lambda: 0.0,
 ) -> Scheduler:
     return Scheduler(
         max_num_seqs=seqs,
         max_num_batched_tokens=tokens,
         max_waiting=waiting,
         context_length=CONTEXT,
-        clock=lambda: 0.0,
+        clock=clock,
         prefixes=PrefixIndex(spec, room) if spec is not None else None,
+        catalogue=disk,
     )
 
 
@@ -57,6 +66,7 @@ class Driver:
     """By arrival: what the row draws alone."""
     reached_limit: set[int] = field(default_factory=set)
     """Arrivals of rows that ended at their limit, and never on content or by a cancel."""
+    disk: FakeDisk | None = None
 
     def add(
         self, prompt: int | list[int], max_tokens: int | None, *, priority: int = 0, seed: int = 0
@@ -72,12 +82,16 @@ class Driver:
 
     def step(self) -> StepPlan | None:
         plan = self.scheduler.schedule()
+        if self.disk is not None:
+            self.disk.follow(self.scheduler)
         try:
             result = self.runner.step(plan)
         except RuntimeError:
             self.scheduler.abandon()
             return None
         self.take(self.scheduler.commit(result), result)
+        if self.disk is not None:
+            self.disk.follow(self.scheduler)
         return plan
 
     def take(self, committed: Committed, result: StepResult | None) -> None:
@@ -97,10 +111,42 @@ class SchedulerMachine(RuleBasedStateMachine):
         waiting=st.integers(0, 6),
         spec=st.sampled_from(SPECS),
         room=st.one_of(st.integers(0, 300), st.just(10**6)),
+        with_disk=st.booleans(),
     )
-    def begin(self, seqs: int, tokens: int, waiting: int, spec: PrefixSpec | None, room: int) -> None:
-        self.driver = Driver(make(seqs, tokens, waiting, spec, room))
+    def begin(
+        self, seqs: int, tokens: int, waiting: int, spec: PrefixSpec | None, room: int, with_disk: bool
+    ) -> None:
+        self.now = 0.0
+        self.disk = FakeDisk() if with_disk else None
+        scheduler = make(seqs, tokens, waiting, spec, room, self.disk, lambda: self.now)
+        self.driver = Driver(scheduler, disk=self.disk)
         self.scheduler, self.runner = self.driver.scheduler, self.driver.runner
+        if self.disk is not None:
+            self.runner.spill(self.disk)
+
+    @precondition(lambda self: self.disk is not None and self.disk.pending)
+    @rule(data=st.data(), most=st.one_of(st.none(), st.integers(0, 20)), seconds=st.sampled_from([0, 0, 31]))
+    def answer(self, data: st.DataObject, most: int | None, seconds: float) -> None:
+        assert self.disk is not None
+        self.now += seconds
+        self.disk.answer(self.scheduler, data.draw(st.integers(0, len(self.disk.pending) - 1)), most)
+
+    @precondition(lambda self: self.scheduler.prefixes is not None)
+    @rule()
+    def forget(self) -> None:
+        """Memory loses what it keeps."""
+        assert self.scheduler.prefixes is not None
+        self.scheduler.prefixes.clear()
+
+    @precondition(lambda self: self.disk is not None)
+    @rule(full=st.booleans(), lost=st.lists(st.integers(0, 50), max_size=3))
+    def harm(self, full: bool, lost: list[int]) -> None:
+        """The disk takes nothing for a while, and files go."""
+        assert self.disk is not None
+        self.disk.full = full
+        for at in lost:
+            if at < len(self.disk.files):
+                del self.disk.files[list(self.disk.files)[at]]
 
     @rule(
         prompt=st.one_of(st.integers(1, 20), st.integers(1, CONTEXT - 1)),
@@ -206,6 +252,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         for _ in range(2000):
             if not self.scheduler.busy:
                 break
+            pause = self.scheduler.pause
+            assert pause is not None
+            self.now += pause
             self.check(self.driver.step())
         assert not self.scheduler.busy
         assert self.runner.rows == {}, "states are left on the runner"

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
 
 import pytest
 
 from chairlift.engine.batching import Batching
+from chairlift.engine.engine import Engine, EngineConfig
+from chairlift.engine.events import Finished, TextDelta
 from chairlift.engine.models.build import make_runner
+from chairlift.engine.models.loader import load_model
 from chairlift.engine.plan import PrefixSpec, Sample
+from chairlift.engine.prefix.disk import PrefixDisk
 from chairlift.engine.prefix.index import PrefixIndex
 from chairlift.engine.request import Request
 from chairlift.engine.row import Row
@@ -18,6 +24,8 @@ from chairlift.engine.scheduler import Scheduler
 from tests.mlx.configs import VOCABULARY
 from tests.mlx.lift import GREEDY, Ride, differences
 from tests.mlx.parity import finding, solo
+from tests.mlx.test_quantized_kv import folder
+from tests.mlx.test_quantized_kv import runner as quantized
 
 FAMILIES = {
     "llama": False,
@@ -42,9 +50,12 @@ class Server:
     runner: MlxRunner
     scheduler: Scheduler
     answers: dict[Row, list[Sample]] = field(default_factory=dict)
+    disk: PrefixDisk | None = None
 
     @classmethod
-    def of(cls, runner: MlxRunner, room: int = 10**9, budget: int = 64) -> Server:
+    def of(
+        cls, runner: MlxRunner, room: int = 10**9, budget: int = 64, disk: PrefixDisk | None = None
+    ) -> Server:
         assert runner.prefix is not None
         spec = runner.prefix
         small = PrefixSpec(8, spec.bytes_per_token, spec.checkpoint_bytes, checkpoint_tokens=64)
@@ -55,8 +66,11 @@ class Server:
             context_length=4096,
             clock=lambda: 0.0,
             prefixes=PrefixIndex(small, room),
+            catalogue=disk,
         )
-        return cls(runner, scheduler)
+        if disk is not None:
+            runner.spill(disk)
+        return cls(runner, scheduler, disk=disk)
 
     def add(self, prompt: Sequence[int], tokens: int = TOKENS) -> Row:
         sampling = type(GREEDY)(max_tokens=tokens, temperature=0.0, logprobs=1)
@@ -65,7 +79,12 @@ class Server:
         return row
 
     def step(self) -> None:
-        committed = self.scheduler.commit(self.runner.step(self.scheduler.schedule()))
+        plan = self.scheduler.schedule()
+        for fetch in self.scheduler.take_fetches():
+            assert self.disk is not None
+            found = {page.digest: self.disk.read(page) for page in fetch.pages}
+            self.scheduler.fetched(fetch.number, {name: data for name, data in found.items() if data})
+        committed = self.scheduler.commit(self.runner.step(plan))
         assert not committed.failed
         for row, sample in committed.drawn:
             self.answers[row].append(sample)
@@ -75,6 +94,12 @@ class Server:
     def finish(self) -> None:
         while self.scheduler.busy:
             self.step()
+
+    def forget(self) -> None:
+        """Have what is kept on the disk, and memory emptied."""
+        assert self.disk is not None and self.disk.settle(20)
+        assert self.scheduler.prefixes is not None
+        self.scheduler.prefixes.clear()
 
     def drawn(self, row: Row) -> list[int]:
         return [sample.token for sample in self.answers[row]]
@@ -166,3 +191,78 @@ def test_prefixes_of_another_salt_are_not_shared() -> None:
         server.finish()
         cached.append(row.cached)
     assert cached == [0, 0, 59, 59, 0]
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[PrefixDisk]:
+    made = PrefixDisk(tmp_path, "0" * 32, 10**9)
+    made.open()
+    yield made
+    assert made.close(10)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_what_comes_from_the_disk_answers_as_what_is_computed(name: str, disk: PrefixDisk) -> None:
+    """Rows that run and wait meanwhile, too."""
+    runner = make_runner(solo(name).model, VOCABULARY, finding(name).batching)[1]
+    server = Server.of(runner, disk=disk)
+    system = words(3, 150)
+    first = server.add(system + words(50, 21))
+    server.finish()
+    assert disk.settle(20) and disk.stats.skipped == 0
+    server.forget()
+    running = server.add(words(200, 60), tokens=12)
+    server.step()
+    turn = server.add([*first.request.prompt_token_ids, *server.drawn(first), *words(80, 30)])
+    other = server.add(system[:140] + words(99, 90))
+    server.finish()
+    server.forget()
+    again = server.add(first.request.prompt_token_ids)
+    server.finish()
+    assert server.wrong(name) == []
+    if FAMILIES[name]:
+        assert turn.cached == 171 + TOKENS - 1 and again.cached == 168
+        assert other.cached in (0, 128), "behind a checkpoint of the first, or of none"
+    else:
+        assert turn.cached == 176 and again.cached == 168 and other.cached == 140
+    assert running.cached == 0
+    assert server.scheduler.prefix_stats.disk_hit_tokens >= turn.cached + again.cached
+    assert disk.stats.failures == 0
+
+
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+@pytest.mark.parametrize("name", ["llama", "qwen3_5"])
+def test_quantized_keys_and_values_come_from_the_disk_as_they_went(
+    name: str, kind: str, disk: PrefixDisk
+) -> None:
+    server = Server.of(quantized(name, kind), disk=disk)
+    prompt = words(3, 171)
+    cold = server.add(prompt)
+    server.finish()
+    server.forget()
+    warm = server.add(prompt)
+    server.finish()
+    assert cold.cached == 0 and warm.cached == 168
+    for one, two in zip(server.answers[cold], server.answers[warm], strict=True):
+        assert one.token == two.token and one.logprob is not None and two.logprob is not None
+        assert abs(one.logprob - two.logprob) < 1e-4
+
+
+async def test_a_restarted_server_finds_its_prefixes(tmp_path: Path) -> None:
+    path = folder(tmp_path / "model", "llama")
+    config = EngineConfig(
+        prefix_cache_bytes=10**8, prefix_cache_disk_bytes=10**8, prefix_cache_folder=tmp_path / "cache"
+    )
+    sampling = type(GREEDY)(max_tokens=TOKENS, temperature=0.0, ignore_eos=True)
+    found = []
+    for kind in ("auto", "auto", "int8"):
+        engine = Engine(partial(load_model, path, "up", kv_cache_dtype=kind), config)
+        await engine.start()
+        async with engine.submit(Request("r", tuple(words(3, 150)), sampling)) as handle:
+            events = [event async for event in handle]
+        await engine.stop()
+        tokens = [token for event in events if isinstance(event, TextDelta) for token in event.token_ids]
+        assert isinstance(events[-1], Finished) and len(tokens) == TOKENS
+        found.append((events[-1].usage.cached_tokens, tokens))
+    assert [cached for cached, _ in found] == [0, 144, 0], "other values have other names"
+    assert found[0][1] == found[1][1]

@@ -41,6 +41,13 @@ NAMES = {
     "prefix_cache_queries",
     "prefix_cache_hits",
     "prefix_cache_evictions",
+    "prefix_cache_disk_bytes",
+    "prefix_cache_disk_limit_bytes",
+    "prefix_cache_disk_hits",
+    "prefix_cache_disk_reads",
+    "prefix_cache_disk_writes",
+    "prefix_cache_disk_skipped",
+    "prefix_cache_disk_failures",
 }
 
 

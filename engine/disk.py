@@ -1,0 +1,73 @@
+"""Between the scheduler, which decides what is read from the disk, and the disk's threads."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import partial
+
+from chairlift.engine.config import EngineConfig
+from chairlift.engine.errors import ModelUnavailable
+from chairlift.engine.models.folders import cache_folder
+from chairlift.engine.plan import LoadedModel, PageData
+from chairlift.engine.prefix.disk import PrefixDisk
+from chairlift.engine.scheduler import Scheduler
+
+log = logging.getLogger(__name__)
+
+
+async def open_disk(loaded: LoadedModel, config: EngineConfig) -> PrefixDisk | None:
+    """The tier that the configuration asks for, ready; None where it asks for none or the model's prefixes
+    are not kept.
+
+    Raises:
+        ModelUnavailable: its folder cannot be used.
+    """
+    if not (config.prefix_cache_disk_bytes and config.prefix_cache_bytes):
+        return None
+    if loaded.identity is None:
+        log.warning("prefixes are not kept on the disk: it is not known what model this is")
+        return None
+    folder = config.prefix_cache_folder or cache_folder() / "prefixes"
+    try:
+        identity = await asyncio.to_thread(loaded.identity)
+        disk = PrefixDisk(folder, identity, config.prefix_cache_disk_bytes)
+        await asyncio.to_thread(disk.open)
+    except OSError as error:
+        raise ModelUnavailable(
+            f"The prefix cache cannot be kept in {folder}: {error.strerror or error}."
+        ) from error
+    return disk
+
+
+class DiskTraffic:
+    """On the event loop.
+
+    Args:
+        arrived: called after the disk has answered.
+    """
+
+    def __init__(self, disk: PrefixDisk, scheduler: Scheduler, arrived: Callable[[], None]) -> None:
+        self.disk = disk
+        self._scheduler = scheduler
+        self._arrived = arrived
+        self._loop = asyncio.get_running_loop()
+
+    def go_on(self) -> None:
+        """Pass on what the scheduler has decided since."""
+        for fetch in self._scheduler.take_fetches():
+            wanted = partial(self._scheduler.fetching, fetch.number)
+            self.disk.fetch(fetch, wanted, partial(self._done, fetch.number))
+        self.disk.used(self._scheduler.take_used())
+        self.disk.discard(self._scheduler.take_distrusted())
+
+    def _done(self, number: int, data: Mapping[bytes, PageData]) -> None:
+        """On a thread of the disk's."""
+        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            self._loop.call_soon_threadsafe(self._take, number, data)
+
+    def _take(self, number: int, data: Mapping[bytes, PageData]) -> None:
+        self._scheduler.fetched(number, data)
+        self._arrived()

@@ -1,0 +1,71 @@
+"""Pages made up for tests of the disk: their content follows from their name."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from chairlift.engine.plan import Page, PageData
+from chairlift.engine.prefix.chain import Chain, checkpoint_digest, root_digest
+from chairlift.engine.prefix.disk import PrefixDisk
+from chairlift.engine.prefix.fetch import Fetch
+
+BLOCK = 4
+MODEL = "0" * 32
+
+
+def chain_of(*tokens: int, root: bytes | None = None) -> Chain:
+    return Chain(root or root_digest(), BLOCK, tokens)
+
+
+def pages_of(chain: Chain, *, first_id: int = 1) -> list[Page]:
+    names = [chain.root, *chain.digests(len(chain) // BLOCK)]
+    return [Page(first_id + at, at * BLOCK, BLOCK, names[at + 1], names[at]) for at in range(len(names) - 1)]
+
+
+def checkpoint_of(page: Page, id: int = 1000) -> Page:
+    return Page(id, page.start + page.tokens, 0, checkpoint_digest(page.digest), page.digest)
+
+
+def content(page: Page, size: int = 1000) -> PageData:
+    """Bytes that no other page has."""
+    block = hashlib.sha256(page.digest).digest()
+    shapes = "" if page.tokens else f'[["uint8",{size}]]'
+    return PageData(memoryview((block * (size // 32 + 1))[:size]), shapes)
+
+
+def opened(
+    folder: Path, limit: int = 10**6, model: str = MODEL, clock: Callable[[], float] = time.time
+) -> PrefixDisk:
+    disk = PrefixDisk(folder, model, limit, clock=clock)
+    disk.open()
+    return disk
+
+
+def write(disk: PrefixDisk, pages: Iterable[Page], size: int = 1000) -> None:
+    for page in pages:
+        disk.offer(page, content(page, size))
+    assert disk.settle(10)
+
+
+def read(disk: PrefixDisk, pages: Iterable[Page]) -> dict[bytes, PageData]:
+    """As a fetch gives them."""
+    found: list[dict[bytes, PageData]] = []
+    done = threading.Event()
+
+    def take(data: object) -> None:
+        assert isinstance(data, dict)
+        found.append(data)
+        done.set()
+
+    disk.fetch(Fetch(1, tuple(pages), 0), lambda: True, take)
+    assert done.wait(10) and len(found) == 1
+    return found[0]
+
+
+def same(page: Page, data: PageData, size: int = 1000) -> bool:
+    expected = content(page, size)
+    return bytes(data.data) == bytes(expected.data) and data.shapes == expected.shapes
