@@ -35,9 +35,12 @@ async def description() -> Response:
     return Response(await asyncio.to_thread(_document), media_type="application/json")
 
 
+@router.head("/")
+@router.get("/")
 @router.head("/docs")
 @router.get("/docs")
 async def docs() -> Response:
+    """At the root, too: people open a base URL, and Claude Code asks for its head before it begins."""
     return get_swagger_ui_html(
         openapi_url="openapi.json",
         title="Chairlift",

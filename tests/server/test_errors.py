@@ -117,7 +117,7 @@ async def test_unknown_models_and_paths() -> None:
         assert (error["code"], error["param"]) == ("model_not_found", "model")
         assert "gpt-6" in str(error["message"])
         assert error_of(await server.complete(model=""), 404)["code"] == "model_not_found"
-        for path in ("/", "/v1", "/v1/chat", "/v1/chat/completions/", "/v1/audio", "/v1/model"):
+        for path in ("/v1", "/v1/chat", "/v1/chat/completions/", "/v1/audio", "/v1/model"):
             assert error_of(await server.client.get(path), 404)["code"] == "unknown_url"
         long = await server.client.get("/" + "x" * 5000)
         assert len(str(error_of(long, 404)["message"])) < 300
@@ -126,6 +126,7 @@ async def test_unknown_models_and_paths() -> None:
 @pytest.mark.parametrize(
     ("path", "allow"),
     [
+        ("/", "GET, HEAD, OPTIONS"),
         ("/v1/models", "GET, HEAD, OPTIONS"),
         ("/v1/models/org/fake", "GET, HEAD, OPTIONS"),
         (CHAT, "POST, OPTIONS"),

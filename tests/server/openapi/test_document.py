@@ -156,6 +156,8 @@ async def test_the_page_loads_nothing_from_elsewhere() -> None:
     async with lift() as server:
         page = await server.client.get("/docs")
         assert page.status_code == 200 and page.headers["content-type"].startswith("text/html")
+        assert (await server.client.get("/")).text == page.text
+        assert (await server.client.head("/")).status_code == 200
         addresses = re.findall(r"""(?:src|href|url)\s*[=:]\s*["']([^"']+)["']""", page.text)
         assert len(addresses) == 4
         for address in addresses:
