@@ -402,7 +402,10 @@ class Engine:
         """Something that must not raise has raised: these rows end, the loop goes on."""
         log.error("A step raised; its requests end", exc_info=error)
         for row in rows:
-            self._fail(row, StepFailed("The model step of this request failed."))
+            try:
+                self._fail(row, StepFailed("The model step of this request failed."))
+            except Exception:  # its end has been told all the same
+                log.exception("The end of request %s was not clean", row.request.request_id)
 
     def _take(self, row: Row, sample: Sample, now: float) -> None:
         """One token of one row: text, event, and whether the answer ends."""
@@ -436,10 +439,12 @@ class Engine:
 
     def _end(self, row: Row, reason: FinishReason, event: Callable[[Usage], Finished | Failed]) -> None:
         answer = self._answers.pop(row)
-        self._scheduler.finish(row)
-        self._wake.set()
         usage = Usage(len(row.request.prompt_token_ids), row.drawn, row.cached)
-        answer.mailbox.end(event(usage))
+        try:
+            self._scheduler.finish(row)
+        finally:  # whatever goes wrong, nobody waits for an end that does not come
+            self._wake.set()
+            answer.mailbox.end(event(usage))
         self._drain_news.set()
         if not answer.observed:
             return

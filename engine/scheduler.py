@@ -140,14 +140,20 @@ class Scheduler:
 
     @property
     def busy(self) -> bool:
-        """There is something to compute, to release or to fetch."""
-        return bool(self._live or self._waiting or self._release or self._in_flight)
+        """There is something to compute, to release, to drop or to fetch."""
+        return bool(self._waiting) or self._has_work
+
+    @property
+    def _has_work(self) -> bool:
+        """There is something to plan, whatever the queue waits for."""
+        dropped = self.prefixes is not None and self.prefixes.has_dropped
+        return bool(self._live or self._release or self._in_flight or dropped)
 
     @property
     def pause(self) -> float | None:
         """Seconds until there may be something to plan, unless something happens before that; 0 for now,
         None for never. Rows may all be waiting for the disk."""
-        if self._live or self._release or self._in_flight:
+        if self._has_work:
             return 0.0
         if self._fetching is None:
             return 0.0 if self._waiting else None
@@ -197,11 +203,13 @@ class Scheduler:
         """The row has ended, for whatever reason; its state goes with the next plan. Idempotent."""
         if row.finished:
             return
-        self._keep_prefix(row)
-        self._detach(row, release=True)
-        row.finished = True
-        row.timing.finished = self._clock()
-        self._finish_times.append(row.timing.finished)
+        try:
+            self._keep_prefix(row)
+        finally:
+            self._detach(row, release=True)
+            row.finished = True
+            row.timing.finished = self._clock()
+            self._finish_times.append(row.timing.finished)
 
     def preempt(self, row: Row) -> None:
         """Take the row's state away with the next plan and queue it again, at its old place.

@@ -309,6 +309,11 @@ class PrefixIndex:
         self._distrusted.clear()
         return distrusted
 
+    @property
+    def has_dropped(self) -> bool:
+        """`take_dropped` has something to tell."""
+        return bool(self._dropped)
+
     def take_dropped(self) -> tuple[int, ...]:
         """Pages and checkpoints that have gone since this was last asked: the runner is to drop them."""
         dropped = tuple(self._dropped)

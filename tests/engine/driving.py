@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 
 from chairlift.engine.engine import Engine, EngineConfig, EngineObserver, RequestHandle
 from chairlift.engine.events import Event, Failed, Finished, TextDelta
-from chairlift.engine.plan import NewRow
+from chairlift.engine.plan import NewRow, PrefixSpec
 from chairlift.engine.request import Request, SamplingParams
 from tests.fakes import Draw, FakeRow, FakeRunner, FakeTokenizer, fake_model, letters
 
@@ -20,9 +20,10 @@ async def started(
     tokenizer: FakeTokenizer | None = None,
     observer: EngineObserver | None = None,
     context_length: int = 4096,
+    prefix: PrefixSpec | None = None,
 ) -> AsyncIterator[Engine]:
     """A running engine. Afterwards it is stopped; the runner must hold nothing and complain of nothing."""
-    factory = fake_model(runner, tokenizer, context_length=context_length)
+    factory = fake_model(runner, tokenizer, context_length=context_length, prefix=prefix)
     engine = Engine(factory, config, observer=observer)
     await engine.start()
     await settled(engine)

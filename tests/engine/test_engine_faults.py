@@ -9,10 +9,11 @@ import pytest
 from chairlift.engine.engine import Engine, EngineConfig
 from chairlift.engine.errors import EngineError, StepFailed
 from chairlift.engine.events import Failed, Finished, FinishReason, Usage
-from chairlift.engine.plan import RunnerStats, StepPlan
+from chairlift.engine.plan import PrefixSpec, RunnerStats, StepPlan
+from chairlift.engine.prefix.row import RowPrefix
 from chairlift.engine.scheduler import MAX_LOSSES
 from tests.engine.driving import end, events, request, settled, solo, started, tokens
-from tests.fakes import FakeRunner, FakeTokenizer, Fault, all_rows, answering, first_row
+from tests.fakes import PATIENCE, FakeRunner, FakeTokenizer, Fault, all_rows, answering, first_row
 
 
 async def goes_on(engine: Engine, runner: FakeRunner) -> None:
@@ -40,6 +41,42 @@ async def test_a_row_at_fault_ends_alone() -> None:
         assert failed.usage == Usage(3, len(drawn)) and drawn == solo(asked[0], len(drawn))
         assert [tokens(each) for each in found[1:]] == [solo(each, 20) for each in asked[1:]]
         assert engine.stats().finished == {FinishReason.ERROR: 1, FinishReason.LENGTH: 2}
+        await goes_on(engine, runner)
+
+
+KEEPING = EngineConfig(prefix_cache_bytes=10**6, max_num_batched_tokens=8)
+PREFIX = PrefixSpec(block_tokens=4, bytes_per_token=4)
+
+
+async def test_what_a_row_at_fault_left_is_given_back_though_nothing_follows() -> None:
+    runner = FakeRunner()
+    async with started(runner, KEEPING, prefix=PREFIX) as engine:
+        kept = set(runner.pages)
+        runner.fault = lambda plan: Fault(fail=[span.row for span in plan.prefill if span.last])
+        assert isinstance(await end(engine.submit(request("a prompt of some length", max_tokens=1))), Failed)
+        await settled(engine)
+        assert set(runner.pages) == kept
+        runner.fault = lambda plan: None
+        await goes_on(engine, runner)
+
+
+@pytest.mark.parametrize("name", ["at_end", "take_over"])
+async def test_nobody_waits_for_ever_when_the_books_of_prefixes_go_wrong(
+    name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    runner = FakeRunner()
+    async with started(runner, KEEPING, prefix=PREFIX) as engine:
+
+        def wrong(*_: object) -> None:
+            raise RuntimeError("The books are wrong.")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(RowPrefix, name, wrong)
+            asked = [engine.submit(request("a prompt", max_tokens=count)) for count in (1, 5, 20)]
+            async with asyncio.timeout(PATIENCE):
+                ends = await asyncio.gather(*map(end, asked))
+            assert all(isinstance(each, Failed) and isinstance(each.error, StepFailed) for each in ends)
+        assert "The books are wrong." in caplog.text
         await goes_on(engine, runner)
 
 
