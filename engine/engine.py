@@ -46,7 +46,8 @@ from chairlift.engine.plan import (
 from chairlift.engine.prefix.index import PrefixIndex
 from chairlift.engine.request import MAX_SEED, Request, SamplingParams
 from chairlift.engine.row import RequestTiming, Row
-from chairlift.engine.scheduler import LARGE_BUDGET, Scheduler
+from chairlift.engine.scheduler import Scheduler
+from chairlift.engine.sharing import Sharing
 from chairlift.engine.text import AnswerText
 from chairlift.engine.thread import MLXThread, Tenant
 
@@ -179,7 +180,7 @@ class Engine:
             None if limit is None else limit / 1000,
             start=max(1, budget // 2),
             most=budget,
-            grain=budget // 16 if budget >= LARGE_BUDGET else 1,
+            grain=Sharing.of(budget).grain,
         )
         prefixes = self._prefixes(loaded)
         disk = await open_disk(loaded, self.config)

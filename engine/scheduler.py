@@ -4,12 +4,11 @@ The plan of step n + 1 is made before the tokens of step n are known (one step o
 scheduler counts draws as launched when it plans them, and drops what arrives for rows that have gone.
 
 Token budget of a step: every row in decode counts one token and is always in; prefill gets the rest of
-`max_num_batched_tokens`, but never less than one minimal chunk, so neither side can starve the other. A step
-is never larger than `max(max_num_batched_tokens, rows in decode + MIN_CHUNK)`, and while rows decode it
-takes no more prompt tokens than its `pace` allows.
+`max_num_batched_tokens`, but never less than one minimal chunk, so neither side can starve the other. A
+step is never larger than `max(max_num_batched_tokens, rows in decode + one minimal chunk)`, and while rows
+decode it takes no more prompt tokens than its `pace` allows.
 
-Who prefills: the oldest row gets at least half of the prefill budget, so everyone's turn comes; the rest
-goes to the others by priority, then to the shortest first, so a short prompt does not wait behind a long one.
+Who prefills, and how much, is said by `chairlift.engine.sharing`.
 
 With a prefix index (chairlift.engine.prefix) a row begins behind the longest prefix of its prompt that is
 kept, and one whose prefix another row is computing just now waits for it rather than computing it again.
@@ -20,7 +19,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from chairlift.engine.errors import ContextLengthExceeded, QueueFull
@@ -42,12 +41,8 @@ from chairlift.engine.prefix.row import RowPrefix
 from chairlift.engine.prefix.waiting import FetchingRows
 from chairlift.engine.request import Request
 from chairlift.engine.row import RequestTiming, Row, RowState
+from chairlift.engine.sharing import Sharing
 
-MIN_CHUNK = 16
-"""Tokens: no span is shorter unless it ends its row's prefill (or the budget is smaller), and none leaves a
-shorter rest where that can be avoided."""
-LARGE_BUDGET = 512
-"""Budgets from here on are cut into even chunks; small ones are used to the last token."""
 MAX_OVERTAKEN = 8
 """A row that so many younger ones have passed in the queue goes next, whatever its priority."""
 MAX_LOSSES = 2
@@ -97,8 +92,7 @@ class Scheduler:
         self.max_num_batched_tokens = max_num_batched_tokens
         self.max_waiting = max_waiting
         self.context_length = context_length
-        self.min_chunk = min(MIN_CHUNK, max_num_batched_tokens)
-        self.quantum = max_num_batched_tokens // 16 if max_num_batched_tokens >= LARGE_BUDGET else 1
+        self._sharing = Sharing.of(max_num_batched_tokens)
         self.preemptions = 0
         self.losses = 0
         self.wasted = 0
@@ -237,7 +231,7 @@ class Scheduler:
         budget = self.max_num_batched_tokens - len(decode)
         if decode and self._pace is not None:
             budget = min(budget, self._pace())
-        budget = max(budget, self.min_chunk)
+        budget = max(budget, self._sharing.least)
         admit: list[NewRow] = []
         prefill: list[Span] = []
         save: list[Save] = []
@@ -247,7 +241,7 @@ class Scheduler:
                 admit.append(self._admit(encode))
             encode.looked += 1
             candidates = [row for row in candidates if row is not encode and not row.unseen]
-        grants = list(self._share(candidates, budget))
+        grants = list(self._sharing.share(candidates, budget))
         admit += [self._admit(row) for row, _ in grants if row.id is None]
         # What the spans leave can be restored from the next plan on, and what goes for it goes with the next.
         drop, keep = self._changed_pages()
@@ -436,44 +430,6 @@ class Scheduler:
         """The row that encodes an image in this step, if any has one left: the oldest. It gets no span, so
         that a step has one large piece of work; others with images wait for their turn."""
         return min((row for row in candidates if row.unseen), key=lambda row: row.arrival, default=None)
-
-    def _share(self, candidates: list[Row], budget: int) -> Iterable[tuple[Row, int]]:
-        """(row, tokens) of this step's spans, at most `budget` tokens together; the oldest row first."""
-        if not candidates:
-            return []
-        oldest = min(candidates, key=lambda row: row.arrival)
-        reserved = self._reserve(oldest.remaining, budget)
-        others = sorted(
-            (row for row in candidates if row is not oldest),
-            key=lambda row: (row.request.priority, row.remaining, row.arrival),
-        )
-        left = budget - reserved
-        grants: list[tuple[Row, int]] = []
-        for row in others:
-            tokens = self._chunk(row.remaining, left, least=self.min_chunk)
-            if tokens:
-                grants.append((row, tokens))
-                left -= tokens
-        return [(oldest, self._chunk(oldest.remaining, left + reserved, least=reserved)), *grants]
-
-    def _reserve(self, remaining: int, budget: int) -> int:
-        """Tokens the oldest row gets at least: half of the budget, more to end its prefill without a stub."""
-        half = max((budget + 1) // 2, self.min_chunk)
-        return min(remaining, budget) if remaining < half + self.min_chunk else half
-
-    def _chunk(self, remaining: int, room: int, *, least: int) -> int:
-        """Tokens of a span: what fits, and neither a stub (unless that ends the row) nor all but a stub.
-
-        A chunk that does not end its row is a multiple of `quantum`: a device plans anew for every new
-        length."""
-        if remaining <= room:
-            return remaining
-        if room < self.min_chunk:
-            return 0
-        even = room - room % self.quantum
-        if remaining - room < self.min_chunk:
-            even = room - (self.min_chunk - (remaining - room))
-        return even if even >= least else room
 
     def _admit(self, row: Row) -> NewRow:
         del self._waiting[row.arrival]

@@ -8,7 +8,8 @@ from chairlift.engine.errors import ContextLengthExceeded, QueueFull
 from chairlift.engine.plan import Sample, StepPlan, StepResult
 from chairlift.engine.request import Request, SamplingParams
 from chairlift.engine.row import Row, RowState
-from chairlift.engine.scheduler import MAX_LOSSES, MAX_OVERTAKEN, MIN_CHUNK, RETRY_AFTER, Scheduler
+from chairlift.engine.scheduler import MAX_LOSSES, MAX_OVERTAKEN, RETRY_AFTER, Scheduler
+from chairlift.engine.sharing import MIN_CHUNK
 
 
 class Clock:

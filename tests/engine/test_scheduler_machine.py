@@ -15,7 +15,8 @@ from chairlift.engine.plan import NewRow, PrefixSpec, StepPlan, StepResult
 from chairlift.engine.prefix.index import PrefixIndex
 from chairlift.engine.request import Request, SamplingParams
 from chairlift.engine.row import Row, RowState
-from chairlift.engine.scheduler import MIN_CHUNK, Committed, Scheduler
+from chairlift.engine.scheduler import Committed, Scheduler
+from chairlift.engine.sharing import MIN_CHUNK
 from tests.engine.fake_disk import FakeDisk
 from tests.fakes import FakeRow, FakeRunner, Fault, letters
 
