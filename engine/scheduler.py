@@ -451,6 +451,8 @@ class Scheduler:
         if row.timing.admitted is None:
             row.timing.admitted = self._clock()
             row.cached = row.prefilled
+        elif not row.output:  # what it began with went, maybe; what it left itself is no gain
+            row.cached = min(row.cached, row.prefilled)
         media = row.request.media if row.unseen else None
         prompt = row.request.prompt_token_ids if media is not None else ()
         constraint, thinking = row.request.constraint, row.request.thinking

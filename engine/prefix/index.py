@@ -10,7 +10,7 @@ Pages and checkpoints are named by numbers that are never used again, so that wh
 under one can never be taken for another.
 
 Invariants: every ancestor of a node is in the tree, and counts as used later than the node; the bytes of all
-entries are at most `limit`.
+entries are at most `limit`, and there are at most `MOST_ENTRIES`.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from dataclasses import dataclass, field
 from chairlift.engine.plan import Page, PrefixSpec, PrefixStats
 from chairlift.engine.prefix.chain import Chain, bisect, checkpoint_digest, common, digest
 
+MOST_ENTRIES = 100_000
+"""Pages and checkpoints: each is a buffer on the device, and Metal bounds their number beside their bytes."""
 MOST_COMPARED = 64
 """Siblings, latest first, that are searched for one that begins as the sequence goes on."""
 
@@ -324,7 +326,7 @@ class PrefixIndex:
         """Evict what was not used for longest. A node whose children are kept, or that is itself to be kept,
         has to stay and is looked at again last: one of a sequence that is growing just now."""
         looks = len(self._entries)
-        while self.used + need > self.limit and looks:
+        while looks and not self._has_room(need):
             looks -= 1
             entry = next(iter(self._entries))
             if isinstance(entry, Node) and (entry is keep or entry.children):
@@ -333,7 +335,10 @@ class PrefixIndex:
             before = len(self)
             self._remove(entry)
             self.evicted += before - len(self)
-        return self.used + need <= self.limit
+        return self._has_room(need)
+
+    def _has_room(self, need: int) -> bool:
+        return self.used + need <= self.limit and len(self) < MOST_ENTRIES
 
     def _remove(self, entry: Node | Checkpoint) -> None:
         for gone in list(_subtree(entry)) if isinstance(entry, Node) else [entry]:

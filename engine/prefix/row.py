@@ -114,12 +114,12 @@ class RowPrefix:
         self._chain.extend(tokens[len(self._chain) :])
         stop = len(tokens)
         self._node, new = self._index.grow(self._chain, self._node, stop)
-        whole = stop == held
-        spec, checkpoint = self._index.spec, None
-        if whole or not spec.checkpointed:
+        checkpointed, checkpoint = self._index.spec.checkpointed, None
+        wanted = checkpointed and stop == held and stop >= LEAST_CHECKPOINT
+        if wanted or not checkpointed:
             tail = self._index.grow_tail(self._chain, self._node, stop)
             new += [tail] if tail is not None else []
-        if spec.checkpointed and whole and stop >= LEAST_CHECKPOINT:
+        if wanted:
             node = self._index.node_at(self._chain, self._node, stop)
             checkpoint = self._index.checkpoint(node) if node is not None else None
         return self._save(row, Save(row, tuple(node.page for node in new if not node.dead), checkpoint))

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from chairlift.engine.plan import PrefixSpec
 from chairlift.engine.prefix.chain import Chain, bisect, common, digest, root_digest
 from chairlift.engine.prefix.index import Hit, PrefixIndex
+from chairlift.engine.prefix.row import RowPrefix
 
 ANYWHERE = PrefixSpec(4, 1)
 CHECKPOINTS = PrefixSpec(4, 1, checkpoint_bytes=10)
@@ -130,6 +131,23 @@ def test_making_room_looks_only_at_what_goes(monkeypatch: pytest.MonkeyPatch) ->
         keep(index, start, *range(4 * 300 - 1))
     assert found(index, 3, *range(4 * 300 - 1)) == 4 * 300
     assert looks < 10 * 4 * 300
+
+
+def test_entries_are_bounded_in_number_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages of a model without attention have no bytes, and a device counts buffers."""
+    monkeypatch.setattr("chairlift.engine.prefix.index.MOST_ENTRIES", 10)
+    index = PrefixIndex(PrefixSpec(4, 0, checkpoint_bytes=1), 10**6)
+    for start in range(20):
+        keep(index, start, *range(15))
+    assert len(index) <= 10
+    assert found(index, 19, *range(15)) == 16 and found(index, 0, *range(15)) == 0
+
+
+def test_a_tail_is_kept_only_where_something_can_begin_behind_it() -> None:
+    for spec, kept in ((ANYWHERE, [4, 4, 2]), (CHECKPOINTS, [4, 4])):
+        save = RowPrefix(PrefixIndex(spec, 100), ROOT, range(8)).at_end(1, range(10), 10)
+        assert save is not None and [page.tokens for page in save.pages] == kept
+        assert save.checkpoint is None, "too short for one"
 
 
 def test_what_does_not_fit_is_not_kept() -> None:

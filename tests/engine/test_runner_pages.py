@@ -30,9 +30,9 @@ def filled(name: str) -> tuple[Server, PageStore]:
 
 def answered(server: Server, name: str, losses: int) -> None:
     """Two at once from what is kept: both as alone, at the price of so many new starts."""
-    for place in (7, 9):
-        server.add([*PROMPT, *words(place, 20)])
+    first, _ = [server.add([*PROMPT, *words(place, 20)]) for place in (7, 9)]
     server.finish()
+    assert first.cached == 0, "all of it was computed after all"
     assert server.wrong(name) == []
     assert server.scheduler.losses == losses
     again = server.add([*PROMPT, *words(11, 20)])
