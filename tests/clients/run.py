@@ -67,9 +67,12 @@ def _run(command: Sequence[str], folder: Path) -> None:
 @contextmanager
 def served(*command: str) -> Iterator[str]:
     """Base URL of a server that is ready. Raises: Failed where it does not start, or complained."""
+    quiet = {**os.environ, "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1"}  # which mlx-lm sets where it is imported
     with (
         tempfile.TemporaryFile("w+") as log,
-        subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=log, text=True) as process,
+        subprocess.Popen(
+            command, cwd=ROOT, env=quiet, stdout=subprocess.PIPE, stderr=log, text=True
+        ) as process,
     ):
         assert process.stdout is not None
         try:
@@ -80,7 +83,8 @@ def served(*command: str) -> Iterator[str]:
             process.terminate()
             process.stdout.read()
         log.seek(0)
-        if complaints := log.read():
+        complaints = log.read()
+        if complaints or found is None:
             raise Failed(f"{' '.join(command)} said:\n{complaints}")
 
 
@@ -150,4 +154,7 @@ def main(names: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except Failed as failure:
+        sys.exit(f"{failure}")
