@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 
 from chairlift.engine.config import EngineConfig
@@ -16,6 +17,9 @@ from chairlift.engine.prefix.disk import PrefixDisk
 from chairlift.engine.scheduler import Scheduler
 
 log = logging.getLogger(__name__)
+
+PATIENCE = 30.0
+"""Seconds."""
 
 
 async def open_disk(loaded: LoadedModel, config: EngineConfig) -> PrefixDisk | None:
@@ -42,6 +46,14 @@ async def open_disk(loaded: LoadedModel, config: EngineConfig) -> PrefixDisk | N
     return disk
 
 
+@dataclass(frozen=True, slots=True)
+class CacheCleared:
+    """Bytes of kept prefixes that are kept no longer."""
+
+    memory: int
+    disk: int
+
+
 class DiskTraffic:
     """On the event loop.
 
@@ -62,6 +74,14 @@ class DiskTraffic:
             self.disk.fetch(fetch, wanted, partial(self._done, fetch.number))
         self.disk.used(self._scheduler.take_used())
         self.disk.discard(self._scheduler.take_distrusted())
+
+    async def clear(self) -> int:
+        """Delete the model's files; returns their bytes. What cannot be deleted within `PATIENCE` goes when
+        it can."""
+        before = self.disk.stats.bytes
+        self.disk.clear()
+        await asyncio.to_thread(self.disk.settle, PATIENCE)
+        return max(0, before - self.disk.stats.bytes)
 
     def _done(self, number: int, data: Mapping[bytes, PageData]) -> None:
         """On a thread of the disk's."""

@@ -19,7 +19,7 @@ from functools import partial
 
 from chairlift.engine.config import EngineConfig, EngineObserver, EngineStats
 from chairlift.engine.constraints import Compiler
-from chairlift.engine.disk import DiskTraffic, open_disk
+from chairlift.engine.disk import CacheCleared, DiskTraffic, open_disk
 from chairlift.engine.errors import (
     EngineError,
     EngineStopped,
@@ -134,6 +134,7 @@ class Engine:
         self._loading: asyncio.Future[LoadedModel] | None = None
         self._loop_task: asyncio.Task[None] | None = None
         self._wake = asyncio.Event()
+        self._tidied: list[asyncio.Future[None]] = []
         self._closing = False
         self._stop_task: asyncio.Task[None] | None = None
         self._drain_until = float("inf")
@@ -258,6 +259,7 @@ class Engine:
             self._fail(row, EngineStopped("The server is shutting down."))
         self._closing = True
         self._wake.set()
+        self._tell_tidied()
         if self._loop_task is not None:
             await self._in_time(self._loop_task)
         if self._disk is not None:
@@ -298,10 +300,7 @@ class Engine:
             ContextLengthExceeded: the prompt fills the context.
             QueueFull: come back later.
         """
-        if not self.ready:
-            raise EngineStopped(
-                "The server is shutting down." if self.draining else "The model is still loading."
-            )
+        self._require_ready()
         self.check(request)
         return self._submit(request, observed=True)
 
@@ -320,6 +319,32 @@ class Engine:
         for name in ("logit_bias", "allowed_token_ids", "stop_token_ids"):
             if max(getattr(sampling, name) or (0,)) >= known:
                 raise InvalidParameter(name, f"{name} holds a token id outside 0..{known - 1}.")
+
+    async def clear_cache(self, *, disk: bool = False) -> CacheCleared:
+        """Keep no prefixes of earlier requests, and give their memory back to the system. What runs goes on;
+        rows that run leave nothing of what they have computed so far.
+
+        Args:
+            disk: delete the model's files, too.
+
+        Raises:
+            EngineStopped: not started, draining or stopped.
+        """
+        self._require_ready()
+        memory = self._scheduler.prefix_stats.bytes
+        self._scheduler.clear_prefixes()
+        done = asyncio.get_running_loop().create_future()
+        self._tidied.append(done)
+        self._wake.set()
+        files = await self._disk.clear() if disk and self._disk is not None else 0
+        await done
+        return CacheCleared(memory, files)
+
+    def _require_ready(self) -> None:
+        if not self.ready:
+            raise EngineStopped(
+                "The server is shutting down." if self.draining else "The model is still loading."
+            )
 
     def _submit(self, request: Request, *, observed: bool) -> RequestHandle:
         given = request.sampling.seed
@@ -357,6 +382,9 @@ class Engine:
                     self._recover(error, self._scheduler.abandon())
                 else:
                     self._commit(result)
+                finally:
+                    if plan.tidy:
+                        self._tell_tidied()
             except Exception as error:  # a defect of ours: nobody may hang on it
                 self._recover(error, list(self._answers))
                 await asyncio.sleep(0)
@@ -398,6 +426,12 @@ class Engine:
             except Exception:
                 log.exception("A token of request %s could not be handled", row.request.request_id)
                 self._fail(row, EngineError("The answer's text could not be made."))
+
+    def _tell_tidied(self) -> None:
+        for done in self._tidied:
+            if not done.done():
+                done.set_result(None)
+        self._tidied.clear()
 
     def _recover(self, error: Exception, rows: list[Row]) -> None:
         """Something that must not raise has raised: these rows end, the loop goes on."""

@@ -35,6 +35,7 @@ class PageStore:
         for id in ids:
             self._pages.pop(id, None)
             self._states.pop(id, None)
+        self._take_back()
 
     def save(self, save: Save, residents: Residents) -> list[mx.array]:
         """Keep copies of a row's state. Returns the new arrays, to evaluate; where it fails, the pages
@@ -92,13 +93,16 @@ class PageStore:
         """These are computed. What is still kept of them can be offered."""
         if self._sink is None:
             return
-        for id in self._sink.returned():
-            self._lent.pop(id, None)
+        self._take_back()
         for save in saves:
             for page in save.pages:
                 self._offer(page, self._pages.get(page.id), "")
             if save.checkpoint is not None and (state := self._states.get(save.checkpoint.id)) is not None:
                 self._offer(save.checkpoint, state.data, state.described)
+
+    def _take_back(self) -> None:
+        for id in self._sink.returned() if self._sink is not None else ():
+            self._lent.pop(id, None)
 
     def _offer(self, page: Page, data: mx.array | None, shapes: str) -> None:
         assert self._sink is not None

@@ -137,6 +137,8 @@ class StepPlan:
     """Of rows that end; what they hold before this step."""
     load: tuple[Load, ...] = ()
     """Pages and checkpoints that rows may be restored from, from this plan on."""
+    tidy: bool = False
+    """Give unused memory back to the system after that."""
 
     @property
     def idle(self) -> bool:

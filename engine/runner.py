@@ -109,7 +109,7 @@ class MlxRunner:
             self._draw_late(flight)
             self._encode(plan.encode, flight)
         self._last = flight
-        self._tidy(idle=flight is None)
+        self._tidy(idle=flight is None or plan.tidy)
         return landed
 
     @property

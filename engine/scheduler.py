@@ -107,6 +107,7 @@ class Scheduler:
         self._waiting: dict[int, Row] = {}  # by arrival
         self._live: dict[int, Row] = {}  # by id: rows that hold model state, oldest admission first
         self._release: list[int] = []
+        self._tidy = False
         self._keep: list[Save] = []
         self._in_flight: deque[StepPlan] = deque()  # launched, result not seen; at most two
         self._finish_times: deque[float] = deque(maxlen=64)
@@ -141,7 +142,7 @@ class Scheduler:
     def _has_work(self) -> bool:
         """There is something to plan, whatever the queue waits for."""
         dropped = self.prefixes is not None and self.prefixes.has_dropped
-        return bool(self._live or self._release or self._in_flight or dropped)
+        return bool(self._live or self._release or self._in_flight or dropped or self._tidy)
 
     @property
     def pause(self) -> float | None:
@@ -264,8 +265,10 @@ class Scheduler:
             encode=(encode.id,) if encode is not None and encode.id is not None else (),
             save=tuple(save),
             load=tuple(load for load in loads if load.page.id not in drop),
+            tidy=self._tidy,
         )
         self._release.clear()
+        self._tidy = False
         if not plan.idle:
             self._in_flight.append(plan)
         return plan
@@ -285,6 +288,14 @@ class Scheduler:
             told = result is not None and result.number == plan.number
             self._settle(plan, result if result and told else StepResult(plan.number), committed)
         return committed
+
+    def clear_prefixes(self) -> None:
+        """Keep nothing of what rows have left so far. The next plan drops it, and gives the memory back."""
+        if self._fetching is not None:
+            self._fetching.clear()
+        if self.prefixes is not None:
+            self.prefixes.clear()
+        self._tidy = True
 
     def take_fetches(self) -> list[Fetch]:
         """Files to read for rows in the queue, each asked for once; `fetched` takes the answer."""

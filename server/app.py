@@ -17,6 +17,7 @@ from chairlift.server.embedding_metrics import EmbeddingCollector
 from chairlift.server.metrics import ServerMetrics
 from chairlift.server.openapi import pages
 from chairlift.server.routes import (
+    cache,
     chat,
     completions,
     embeddings,
@@ -56,7 +57,7 @@ def create_app(
         metrics.registry.register(EmbeddingCollector(embedder))
     errors.install(app, _respond)
     surfaces = (chat, completions, responses, messages, embeddings, tokenize)
-    for routes in (models, *surfaces, health, metrics_route, pages):
+    for routes in (models, *surfaces, cache, health, metrics_route, pages):
         app.include_router(routes.router)
     return app
 

@@ -63,6 +63,9 @@ class Context:
         if not all(engine.ready for engine in self.engines):
             raise EngineStopped("The model is not ready yet; try again soon.")
 
+    def administer(self, request: Request) -> None:
+        """Asked before a client may do what concerns all of them. There are no keys: everyone may."""
+
     @property
     def token_texts(self) -> TokenTexts:
         """Made at the first call, off the event loop: it tokenizes. Made twice in a race, one is dropped."""

@@ -153,6 +153,11 @@ class FetchingRows:
         if (number := self._of_row.get(row.arrival)) is not None:
             self._end(self._waiting[number])
 
+    def clear(self) -> None:
+        """Rows wait for nothing any more, and compute."""
+        for waiting in list(self._waiting.values()):
+            self._end(waiting)
+
     def loading(self) -> bool:
         """There is something to load."""
         return any(waiting.arrived for waiting in self._waiting.values())

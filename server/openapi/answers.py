@@ -195,6 +195,15 @@ class Detokenized(Out):
     prompt: str
 
 
+# -- the prefix cache
+
+
+class CacheCleared(Out):
+    object: Literal["cache.cleared"]
+    memory_bytes: int
+    disk_bytes: int
+
+
 # -- embeddings and scores
 
 

@@ -221,6 +221,14 @@ OPERATIONS = (
     Operation(
         "post", "/detokenize", "Text of tokens", (answers.Detokenized,), DetokenizeRequest, DETOKENIZE, BODY
     ),
+    Operation(
+        "delete",
+        "/v1/cache",
+        "Keep nothing of earlier requests",
+        (answers.CacheCleared,),
+        errors=(400, 404, 500, 503),
+        query=(Query("disk", {"type": "boolean"}),),
+    ),
     Operation("get", "/health", "Tell whether the process lives", (answers.Health,), unready=answers.Health),
     Operation(
         "get",
