@@ -102,6 +102,13 @@ class PrefixIndex:
         return len(self._entries)
 
     @property
+    def longest(self) -> int:
+        """Most tokens of a sequence that can be kept, in whole blocks."""
+        size = self.spec.block_tokens * self.spec.bytes_per_token
+        blocks = (self.limit - self.spec.checkpoint_bytes) // size if size else MOST_ENTRIES
+        return max(0, min(blocks, MOST_ENTRIES)) * self.spec.block_tokens
+
+    @property
     def stats(self) -> PrefixStats:
         return PrefixStats(
             self.limit, self.used, len(self), self.queried, self.hit, self.evicted, self.disk_hit

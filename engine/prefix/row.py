@@ -39,6 +39,7 @@ class RowPrefix:
             return False
         block = self._index.spec.block_tokens
         shared = min(self._chain.shared_blocks(other._chain), (len(self._chain) - 1) // block) * block
+        shared = min(shared, self._index.longest)
         if self._index.spec.checkpointed:
             shared = other._checkpoint_before(shared)
         return shared > computed and shared > self.available

@@ -1,0 +1,49 @@
+"""Rows that wait for what another computes."""
+
+from __future__ import annotations
+
+import pytest
+
+from chairlift.engine.plan import PrefixSpec, Sample, StepResult
+from chairlift.engine.prefix.index import PrefixIndex
+from chairlift.engine.request import Request, SamplingParams
+from chairlift.engine.row import RowState
+from chairlift.engine.scheduler import Scheduler
+
+ANYWHERE = PrefixSpec(8, 1)
+CHECKPOINTS = PrefixSpec(8, 1, checkpoint_bytes=100, checkpoint_tokens=64)
+
+
+@pytest.mark.parametrize(
+    ("spec", "room", "steps", "taken"),
+    [
+        (ANYWHERE, 10_000, 7, 399),
+        (ANYWHERE, 130, 2, 128),
+        (ANYWHERE, 4, 0, 0),
+        (CHECKPOINTS, 10_000, 7, 392),
+        (CHECKPOINTS, 150, 0, 0),
+    ],
+)
+def test_a_row_waits_for_no_more_than_can_be_kept(
+    spec: PrefixSpec, room: int, steps: int, taken: int
+) -> None:
+    scheduler = Scheduler(
+        max_num_seqs=4,
+        max_num_batched_tokens=64,
+        max_waiting=9,
+        context_length=1000,
+        clock=lambda: 0.0,
+        prefixes=PrefixIndex(spec, room),
+    )
+    _, second = (
+        scheduler.add(Request("r", tuple(range(400)), SamplingParams(max_tokens=9)), 0) for _ in range(2)
+    )
+    waited = 0
+    while True:
+        plan = scheduler.schedule()
+        if second.state is not RowState.WAITING:
+            break
+        drawing = [*plan.decode, *(span.row for span in plan.prefill if span.last)]
+        scheduler.commit(StepResult(plan.number, {row: Sample(7) for row in drawing}))
+        waited += 1
+    assert (waited, second.cached) == (steps, taken)
