@@ -25,6 +25,7 @@ CLIENTS = (
         ("langchain==1.5.2", "langchain-openai==1.7.4"),
         "langchain_openai_agent.py",
     ),
+    Client("openai-agents", "pip", ("openai-agents==0.24.0",), "openai_agents.py"),
     Client("instructor", "pip", ("instructor==1.17.0",), "instructor_models.py"),
     Client("pydantic-ai", "pip", ("pydantic-ai-slim[openai]==2.68.0",), "pydantic_ai_agent.py"),
     Client("llm", "pip", ("llm==0.36",), "llm_command.py"),

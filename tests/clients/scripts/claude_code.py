@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from agents import NOTE, plainly, read_by, run, tells, write_note
+from coding import NOTE, plainly, read_by, run, tells, write_note
 from plain import SCRIPTED, SENTENCE, same
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from agents import plainly, read_by, run, tells, write_note
+from coding import plainly, read_by, run, tells, write_note
 from plain import SCRIPTED, SENTENCE, same
 
 CONFIG = """\

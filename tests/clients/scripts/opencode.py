@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from agents import NOTE, plainly, read_by, run, tells, write_note
+from coding import NOTE, plainly, read_by, run, tells, write_note
 from plain import SCRIPTED, SENTENCE, same
 
 
