@@ -12,7 +12,7 @@ import logging
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -319,6 +319,24 @@ class Engine:
         for name in ("logit_bias", "allowed_token_ids", "stop_token_ids"):
             if max(getattr(sampling, name) or (0,)) >= known:
                 raise InvalidParameter(name, f"{name} holds a token id outside 0..{known - 1}.")
+
+    async def warm(self, tokens: Sequence[int], salt: str = "") -> int:
+        """Compute a prompt and keep it, so that later requests of this salt begin behind it: it does not go
+        for room. Returns the tokens kept.
+
+        Raises:
+            InvalidParameter: prefixes are not kept, or there is no room for this one.
+            EngineError: what `submit` raises, or what the request failed with.
+        """
+        self._require_ready()
+        self._scheduler.check_pin(tokens, salt)
+        sampling = SamplingParams(max_tokens=1, temperature=0, ignore_eos=True)
+        asked = Request(f"warm-{secrets.token_hex(8)}", tuple(tokens), sampling, cache_salt=salt)
+        async with self.submit(asked) as handle:
+            async for event in handle:
+                if isinstance(event, Failed):
+                    raise event.error
+        return self._scheduler.pin(tokens, salt)
 
     async def clear_cache(self, *, disk: bool = False) -> CacheCleared:
         """Keep no prefixes of earlier requests, and give their memory back to the system. What runs goes on;

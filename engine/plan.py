@@ -229,6 +229,8 @@ class PrefixStats:
     """Pages and checkpoints."""
     disk_hit_tokens: int = 0
     """Of `hit_tokens`, those that were fetched from the disk for the row."""
+    pinned_bytes: int = 0
+    """Of `bytes`, those that never go for room."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -151,6 +151,7 @@ def _gauges(stats: EngineStats) -> Iterator[tuple[str, str, float]]:
     yield "kv_cache_used_bytes", "Bytes that the rows' tokens need of them.", runner.kv_tokens_bytes
     yield "prefix_cache_bytes", "Bytes of prefixes kept for later requests.", stats.prefix.bytes
     yield "prefix_cache_limit_bytes", "Most bytes of kept prefixes.", stats.prefix.limit_bytes
+    yield "prefix_cache_pinned_bytes", "Bytes of kept prefixes that do not go.", stats.prefix.pinned_bytes
     disk = stats.disk
     yield "prefix_cache_disk_bytes", "Bytes of prefixes on the disk, all models together.", disk.bytes
     yield "prefix_cache_disk_limit_bytes", "Most bytes of prefixes on the disk.", disk.limit_bytes

@@ -41,6 +41,7 @@ class Node:
     """By first token, oldest first."""
     checkpoint: Checkpoint | None = None
     dead: bool = False
+    pinned: bool = False
 
     @property
     def stop(self) -> int:
@@ -62,6 +63,7 @@ class Node:
 class Checkpoint:
     page: Page
     node: Node
+    pinned: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +82,8 @@ class PrefixIndex:
         self.spec = spec
         self.limit = limit
         self.used = 0
+        self.pinned = 0
+        """Bytes, of those used, that do not go for room."""
         self.queried = 0
         """Tokens of sequences that were looked up to be taken over."""
         self.hit = 0
@@ -111,7 +115,8 @@ class PrefixIndex:
     @property
     def stats(self) -> PrefixStats:
         return PrefixStats(
-            self.limit, self.used, len(self), self.queried, self.hit, self.evicted, self.disk_hit
+            *(self.limit, self.used, len(self), self.queried, self.hit, self.evicted),
+            *(self.disk_hit, self.pinned),
         )
 
     # Look-up
@@ -277,6 +282,7 @@ class PrefixIndex:
             for tail in siblings
             if len(tail.tokens) < tokens
             and tail.checkpoint is None
+            and not tail.pinned
             and node.tokens[: len(tail.tokens)] == tail.tokens
         ]
         siblings.append(node)
@@ -285,6 +291,29 @@ class PrefixIndex:
         for tail in outgrown:
             self._remove(tail)
         return node
+
+    # Pins
+
+    def pin(self, chain: Chain) -> int:
+        """Keep what there is of `chain` whatever else needs room; returns its tokens."""
+        hit = self.find(chain, len(chain))
+        for entry in self._entries_of(hit):
+            if not entry.pinned:
+                entry.pinned = True
+                self.pinned += self._entries[entry]
+        return hit.tokens
+
+    def unpinned_bytes(self, chain: Chain) -> int:
+        """What `pin` would add to `pinned` if all of `chain` were kept."""
+        size = len(chain) * self.spec.bytes_per_token + self.spec.checkpoint_bytes
+        kept = self._entries_of(self.find(chain, len(chain)))
+        return max(0, size - sum(self._entries[entry] for entry in kept if entry.pinned))
+
+    def _entries_of(self, hit: Hit) -> list[Node | Checkpoint]:
+        path: list[Node | Checkpoint] = list(hit.node.path) if hit.node is not None else []
+        if hit.node is not None and hit.node.checkpoint is not None and self.spec.checkpointed:
+            path.append(hit.node.checkpoint)
+        return path
 
     # Loss
 
@@ -331,12 +360,13 @@ class PrefixIndex:
 
     def _make_room(self, need: int, keep: Node | None) -> bool:
         """Evict what was not used for longest. A node whose children are kept, or that is itself to be kept,
-        has to stay and is looked at again last: one of a sequence that is growing just now."""
+        has to stay and is looked at again last: one of a sequence that is growing just now. So does one that
+        is pinned."""
         looks = len(self._entries)
         while looks and not self._has_room(need):
             looks -= 1
             entry = next(iter(self._entries))
-            if isinstance(entry, Node) and (entry is keep or entry.children):
+            if entry.pinned or (isinstance(entry, Node) and (entry is keep or entry.children)):
                 self._entries.move_to_end(entry)
                 continue
             before = len(self)
@@ -354,7 +384,9 @@ class PrefixIndex:
                 self._nodes.pop(gone.digest, None)
             else:
                 gone.node.checkpoint = None
-            self.used -= self._entries.pop(gone)
+            size = self._entries.pop(gone)
+            self.used -= size
+            self.pinned -= size if gone.pinned else 0
             del self._by_id[gone.page.id]
             self._dropped.append(gone.page.id)
         if isinstance(entry, Node):

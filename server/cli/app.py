@@ -14,7 +14,7 @@ import typer
 from typer.exceptions import TyperException
 
 from chairlift.engine.errors import EngineError
-from chairlift.server.cli import bench, doctor, generate, importing, serve
+from chairlift.server.cli import bench, doctor, generate, importing, serve, warm
 from chairlift.server.cli.complaint import complain
 
 INTERRUPTED = 130
@@ -31,6 +31,7 @@ app.command("serve")(serve.serve)
 app.command("import")(importing.import_model)
 app.command("generate")(generate.generate)
 app.command("bench")(bench.bench)
+app.command("warm")(warm.warm)
 app.command("doctor")(doctor.doctor)
 
 

@@ -204,6 +204,13 @@ class CacheCleared(Out):
     disk_bytes: int
 
 
+class CacheWarmed(Out):
+    object: Literal["cache.warmed"]
+    tokens: int
+    pinned_tokens: int
+    pinned_bytes: int
+
+
 # -- embeddings and scores
 
 

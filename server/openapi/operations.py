@@ -8,6 +8,7 @@ from typing import get_args
 from pydantic import BaseModel
 
 from chairlift.server.openapi import answers, items
+from chairlift.server.wire.cache import WARM, WarmRequest
 from chairlift.server.wire.chat import ChatRequest
 from chairlift.server.wire.completions import CompletionRequest
 from chairlift.server.wire.embeddings import (
@@ -228,6 +229,15 @@ OPERATIONS = (
         (answers.CacheCleared,),
         errors=(400, 404, 500, 503),
         query=(Query("disk", {"type": "boolean"}),),
+    ),
+    Operation(
+        "post",
+        "/v1/cache/warm",
+        "Compute and keep what prompts begin with",
+        (answers.CacheWarmed,),
+        WarmRequest,
+        WARM,
+        ANSWER,
     ),
     Operation("get", "/health", "Tell whether the process lives", (answers.Health,), unready=answers.Health),
     Operation(

@@ -43,13 +43,13 @@ def _tokenize(raw: bytes, context: Context) -> Response:
     engine = context.engine
     tokenizer, info, depth = engine.tokenizer, engine.info, context.settings.max_json_depth
     wire = parse(raw, TokenizeRequest, TOKENIZE, depth)
-    _check_model(wire.model, info)
+    check_model(wire.model, info)
     if (wire.prompt is None) == (wire.messages is None):
         raise invalid("Send either prompt or messages.", "prompt", "invalid_value")
     if wire.prompt is not None:
-        tokens = _prompt_tokens(wire, wire.prompt, tokenizer, info)
+        tokens = prompt_tokens(wire, wire.prompt, tokenizer, info)
     else:
-        tokens = _messages_tokens(wire, context)
+        tokens = messages_tokens(wire, context)
     return PayloadResponse(
         {
             "count": len(tokens),
@@ -60,7 +60,7 @@ def _tokenize(raw: bytes, context: Context) -> Response:
     )
 
 
-def _prompt_tokens(wire: TokenizeRequest, prompt: str, tokenizer: Tokenizer, info: ModelInfo) -> list[int]:
+def prompt_tokens(wire: TokenizeRequest, prompt: str, tokenizer: Tokenizer, info: ModelInfo) -> list[int]:
     for name in ("add_generation_prompt", "continue_final_message", "tools", "chat_template_kwargs"):
         if getattr(wire, name) is not None:
             raise invalid(f"{name} is only allowed with messages.", name, "invalid_value")
@@ -68,7 +68,7 @@ def _prompt_tokens(wire: TokenizeRequest, prompt: str, tokenizer: Tokenizer, inf
     return tokenizer.encode(prompt, add_special_tokens=wire.add_special_tokens is not False)
 
 
-def _messages_tokens(wire: TokenizeRequest, context: Context) -> list[int]:
+def messages_tokens(wire: TokenizeRequest, context: Context) -> list[int]:
     """The prompt that a chat of these messages would have."""
     engine, depth = context.engine, context.settings.max_json_depth
     if wire.add_special_tokens:
@@ -105,12 +105,12 @@ def _messages_tokens(wire: TokenizeRequest, context: Context) -> list[int]:
 def _detokenize(raw: bytes, context: Context) -> Response:
     tokenizer, info = context.engine.tokenizer, context.engine.info
     wire = parse(raw, DetokenizeRequest, DETOKENIZE, context.settings.max_json_depth)
-    _check_model(wire.model, info)
+    check_model(wire.model, info)
     check_room(len(wire.tokens), "tokens", info, "tokens")
     check_vocabulary(tuple(wire.tokens), tokenizer, "tokens")
     return PayloadResponse({"prompt": tokenizer.decode(wire.tokens)})
 
 
-def _check_model(name: str | None, info: ModelInfo) -> None:
+def check_model(name: str | None, info: ModelInfo) -> None:
     if name is not None and name != info.name:
         raise model_not_found(name)

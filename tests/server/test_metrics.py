@@ -41,6 +41,7 @@ NAMES = {
     "prefix_cache_queries",
     "prefix_cache_hits",
     "prefix_cache_evictions",
+    "prefix_cache_pinned_bytes",
     "prefix_cache_disk_bytes",
     "prefix_cache_disk_limit_bytes",
     "prefix_cache_disk_hits",
