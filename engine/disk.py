@@ -6,7 +6,6 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 
 from chairlift.engine.config import EngineConfig
@@ -44,14 +43,6 @@ async def open_disk(loaded: LoadedModel, config: EngineConfig) -> PrefixDisk | N
             f"The prefix cache cannot be kept in {folder}: {error.strerror or error}."
         ) from error
     return disk
-
-
-@dataclass(frozen=True, slots=True)
-class CacheCleared:
-    """Bytes of kept prefixes that are kept no longer."""
-
-    memory: int
-    disk: int
 
 
 class DiskTraffic:

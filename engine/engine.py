@@ -19,7 +19,7 @@ from functools import partial
 
 from chairlift.engine.config import EngineConfig, EngineObserver, EngineStats
 from chairlift.engine.constraints import Compiler
-from chairlift.engine.disk import CacheCleared, DiskTraffic, open_disk
+from chairlift.engine.disk import DiskTraffic, open_disk
 from chairlift.engine.errors import (
     EngineError,
     EngineStopped,
@@ -29,6 +29,7 @@ from chairlift.engine.errors import (
 )
 from chairlift.engine.events import Failed, Finished, FinishReason, TokenLogprob, Usage
 from chairlift.engine.handle import Mailbox, RequestHandle
+from chairlift.engine.kept import CacheCleared, KeptPrefixes
 from chairlift.engine.media import MediaProcessor
 from chairlift.engine.pace import Pace
 from chairlift.engine.plan import (
@@ -126,6 +127,7 @@ class Engine:
         self._scheduler: Scheduler
         self._pace: Pace
         self._disk: DiskTraffic | None = None
+        self._kept: KeptPrefixes
         self._in_flight: StepPlan | None = None
         self._answers: dict[Row, _Answer] = {}
         self._counters = _Counters()
@@ -134,7 +136,6 @@ class Engine:
         self._loading: asyncio.Future[LoadedModel] | None = None
         self._loop_task: asyncio.Task[None] | None = None
         self._wake = asyncio.Event()
-        self._tidied: list[asyncio.Future[None]] = []
         self._closing = False
         self._stop_task: asyncio.Task[None] | None = None
         self._drain_until = float("inf")
@@ -199,6 +200,8 @@ class Engine:
         if disk is not None:
             self._disk = DiskTraffic(disk, self._scheduler, self._wake.set)
             await thread.run(partial(self._runner.spill, disk))
+        identity = disk.model if disk is not None else ""
+        self._kept = KeptPrefixes(self._scheduler, self._disk, identity, self.submit, self._wake.set)
         self._loop_task = asyncio.create_task(self._run(), name="chairlift engine")
 
     def _prefixes(self, loaded: LoadedModel) -> PrefixIndex | None:
@@ -259,8 +262,8 @@ class Engine:
             self._fail(row, EngineStopped("The server is shutting down."))
         self._closing = True
         self._wake.set()
-        self._tell_tidied()
         if self._loop_task is not None:
+            self._kept.carried_out()
             await self._in_time(self._loop_task)
         if self._disk is not None:
             await asyncio.to_thread(self._disk.disk.close, 0.0 if self.wedged else self.config.close_timeout)
@@ -329,14 +332,7 @@ class Engine:
             EngineError: what `submit` raises, or what the request failed with.
         """
         self._require_ready()
-        self._scheduler.check_pin(tokens, salt)
-        sampling = SamplingParams(max_tokens=1, temperature=0, ignore_eos=True)
-        asked = Request(f"warm-{secrets.token_hex(8)}", tuple(tokens), sampling, cache_salt=salt)
-        async with self.submit(asked) as handle:
-            async for event in handle:
-                if isinstance(event, Failed):
-                    raise event.error
-        return self._scheduler.pin(tokens, salt)
+        return await self._kept.warm(tokens, salt)
 
     async def clear_cache(self, *, disk: bool = False) -> CacheCleared:
         """Keep no prefixes of earlier requests, and give their memory back to the system. What runs goes on;
@@ -349,14 +345,7 @@ class Engine:
             EngineStopped: not started, draining or stopped.
         """
         self._require_ready()
-        memory = self._scheduler.prefix_stats.bytes
-        self._scheduler.clear_prefixes()
-        done = asyncio.get_running_loop().create_future()
-        self._tidied.append(done)
-        self._wake.set()
-        files = await self._disk.clear() if disk and self._disk is not None else 0
-        await done
-        return CacheCleared(memory, files)
+        return await self._kept.clear(disk=disk)
 
     def _require_ready(self) -> None:
         if not self.ready:
@@ -382,8 +371,7 @@ class Engine:
 
     async def _run(self) -> None:
         while not self._closing or self._scheduler.busy:
-            if self._disk is not None:
-                self._disk.go_on()
+            self._serve_disk()
             pause = self._scheduler.pause
             if pause is None or pause > 0:
                 self._wake.clear()
@@ -392,8 +380,7 @@ class Engine:
                 continue
             try:
                 plan = self._scheduler.schedule()
-                if self._disk is not None:
-                    self._disk.go_on()
+                self._serve_disk()
                 try:
                     result = await self._step(plan)
                 except Exception as error:
@@ -401,11 +388,17 @@ class Engine:
                 else:
                     self._commit(result)
                 finally:
-                    if plan.tidy:
-                        self._tell_tidied()
+                    self._kept.carried_out(plan)
             except Exception as error:  # a defect of ours: nobody may hang on it
                 self._recover(error, list(self._answers))
                 await asyncio.sleep(0)
+
+    def _serve_disk(self) -> None:
+        if self._disk is not None:
+            try:
+                self._disk.go_on()
+            except Exception:  # a defect of ours: rows that wait for it do so for a bounded time
+                log.exception("The disk could not be asked")
 
     async def _step(self, plan: StepPlan) -> StepResult | None:
         assert self._thread is not None
@@ -444,12 +437,6 @@ class Engine:
             except Exception:
                 log.exception("A token of request %s could not be handled", row.request.request_id)
                 self._fail(row, EngineError("The answer's text could not be made."))
-
-    def _tell_tidied(self) -> None:
-        for done in self._tidied:
-            if not done.done():
-                done.set_result(None)
-        self._tidied.clear()
 
     def _recover(self, error: Exception, rows: list[Row]) -> None:
         """Something that must not raise has raised: these rows end, the loop goes on."""

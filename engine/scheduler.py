@@ -19,10 +19,10 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from chairlift.engine.errors import ContextLengthExceeded, InvalidParameter, QueueFull
+from chairlift.engine.errors import ContextLengthExceeded, QueueFull
 from chairlift.engine.plan import (
     NewRow,
     Page,
@@ -34,7 +34,7 @@ from chairlift.engine.plan import (
     StepPlan,
     StepResult,
 )
-from chairlift.engine.prefix.chain import Chain, root_digest
+from chairlift.engine.prefix.chain import root_digest
 from chairlift.engine.prefix.fetch import Catalogue, Fetch
 from chairlift.engine.prefix.index import PrefixIndex
 from chairlift.engine.prefix.row import RowPrefix
@@ -288,29 +288,6 @@ class Scheduler:
             told = result is not None and result.number == plan.number
             self._settle(plan, result if result and told else StepResult(plan.number), committed)
         return committed
-
-    def pin(self, tokens: Sequence[int], salt: str) -> int:
-        """Keep what there is of this prefix from going for room; returns its tokens."""
-        chain = self._chain(tokens, salt)
-        return self.prefixes.pin(chain) if self.prefixes is not None and chain is not None else 0
-
-    def check_pin(self, tokens: Sequence[int], salt: str) -> None:
-        """Raises: InvalidParameter: no such prefix can be pinned."""
-        chain = self._chain(tokens, salt)
-        if self.prefixes is None or chain is None:
-            raise InvalidParameter("prompt", "This server keeps no prefixes of this model's prompts.")
-        need, room = self.prefixes.unpinned_bytes(chain), self.prefixes.limit // 2 - self.prefixes.pinned
-        if need > room:
-            raise InvalidParameter(
-                "prompt",
-                f"Keeping {len(tokens)} tokens takes {need} bytes; {max(0, room)} are left to prompts that "
-                "are kept for good, which may take half of --prefix-cache-ram.",
-            )
-
-    def _chain(self, tokens: Sequence[int], salt: str) -> Chain | None:
-        if self.prefixes is None:
-            return None
-        return Chain(root_digest(self._identity, salt), self.prefixes.spec.block_tokens, tokens)
 
     def clear_prefixes(self) -> None:
         """Keep nothing of what rows have left so far. The next plan drops it, and gives the memory back."""

@@ -51,7 +51,7 @@ class FetchingRows:
     _waiting: dict[int, _Waiting] = field(default_factory=dict)  # by number of the fetch
     _of_row: dict[int, int] = field(default_factory=dict)  # number of the fetch, by the row's arrival
     _behind: set[int] = field(default_factory=set)  # arrivals of rows that wait for another's fetch
-    _asked: set[int] = field(default_factory=set)  # arrivals of rows that have had their fetch
+    _asked: set[int] = field(default_factory=set)  # arrivals of rows that have had their fetch, or need none
     _under_way: set[bytes] = field(default_factory=set)
     _new: list[Fetch] = field(default_factory=list)
     _next: int = 1
@@ -65,6 +65,7 @@ class FetchingRows:
             return False
         pages = row.prefix.missing(self.catalogue)
         if not pages:
+            self._asked.add(row.arrival)
             return False
         nbytes = sum(
             page.tokens * self.spec.bytes_per_token if page.tokens else self.spec.checkpoint_bytes

@@ -183,7 +183,7 @@ def test_what_is_forgotten_takes_along_what_is_behind_it() -> None:
 
 @settings(deadline=None)
 @given(
-    steps=st.lists(st.tuples(tokens, st.sampled_from(["keep", "use", "forget"])), max_size=40),
+    steps=st.lists(st.tuples(tokens, st.sampled_from(["keep", "keep", "use", "forget", "pin"])), max_size=40),
     limit=st.integers(0, 60),
     spec=st.sampled_from([ANYWHERE, CHECKPOINTS]),
 )
@@ -192,6 +192,7 @@ def test_whatever_happens_the_books_balance(
 ) -> None:
     index = PrefixIndex(spec, limit)
     alive: set[int] = set()
+    stay: set[int] = set()
     for values, what in steps:
         hit = index.find(chain(*values), len(values))
         if what == "keep":
@@ -200,9 +201,16 @@ def test_whatever_happens_the_books_balance(
             pages, checkpoint = index.use(hit)
             assert sum(page.tokens for page in pages) >= hit.tokens
             assert (checkpoint is not None) == (spec.checkpointed and hit.tokens > 0)
+        elif what == "pin":
+            assert index.pin(chain(*values)) == hit.tokens
+            assert index.use(hit)[0] == () or hit.node is not None and hit.node.pinned
         elif hit.node is not None:
             index.forget([hit.node.page.id])
             assert hit.node.dead
+        pinned = {entry.page.id for entry in index._entries if entry.pinned}
+        assert stay <= pinned or what == "forget", "they do not go for room"
+        assert index.pinned == sum(size for entry, size in index._entries.items() if entry.pinned)
+        stay = pinned
         dropped = set(index.take_dropped())
         alive = (alive | set(index._by_id)) - dropped
         assert alive == set(index._by_id) and not dropped & set(index._by_id)

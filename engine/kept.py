@@ -1,0 +1,96 @@
+"""What may be asked of the kept prefixes from outside: to keep one for good, to let all go."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from chairlift.engine.disk import DiskTraffic
+from chairlift.engine.errors import InvalidParameter
+from chairlift.engine.events import Failed
+from chairlift.engine.handle import RequestHandle
+from chairlift.engine.plan import StepPlan
+from chairlift.engine.prefix.chain import Chain, root_digest
+from chairlift.engine.prefix.index import PrefixIndex
+from chairlift.engine.request import Request, SamplingParams
+from chairlift.engine.scheduler import Scheduler
+
+PINNED_SHARE = 0.5
+"""Of the memory for prefixes, that pinned ones may take."""
+
+
+@dataclass(frozen=True, slots=True)
+class CacheCleared:
+    """Bytes of kept prefixes that are kept no longer."""
+
+    memory: int
+    disk: int
+
+
+@dataclass(slots=True)
+class KeptPrefixes:
+    """On the event loop.
+
+    Args:
+        scheduler: whose prefixes they are.
+        disk: where there is one.
+        identity: the model, as prefixes are named by it.
+        submit: the engine's.
+        wake: has the engine look whether there is something to plan.
+    """
+
+    scheduler: Scheduler
+    disk: DiskTraffic | None
+    identity: str
+    submit: Callable[[Request], RequestHandle]
+    wake: Callable[[], None]
+    _clearing: list[asyncio.Future[None]] = field(default_factory=list)
+
+    async def warm(self, tokens: Sequence[int], salt: str) -> int:
+        """See `Engine.warm`."""
+        index = self.scheduler.prefixes
+        if index is None:
+            raise InvalidParameter("prompt", "This server keeps no prefixes of this model's prompts.")
+        chain = Chain(root_digest(self.identity, salt), index.spec.block_tokens, tokens)
+        _require_room(index, chain)
+        sampling = SamplingParams(max_tokens=1, temperature=0, ignore_eos=True)
+        asked = Request(f"warm-{secrets.token_hex(8)}", tuple(tokens), sampling, cache_salt=salt)
+        async with self.submit(asked) as handle:
+            async for event in handle:
+                if isinstance(event, Failed):
+                    raise event.error
+        _require_room(index, chain)  # others may have been pinned meanwhile
+        return index.pin(chain)
+
+    async def clear(self, *, disk: bool) -> CacheCleared:
+        """See `Engine.clear_cache`."""
+        memory = self.scheduler.prefix_stats.bytes
+        self.scheduler.clear_prefixes()
+        done = asyncio.get_running_loop().create_future()
+        self._clearing.append(done)
+        self.wake()
+        files = await self.disk.clear() if disk and self.disk is not None else 0
+        await done
+        return CacheCleared(memory, files)
+
+    def carried_out(self, plan: StepPlan | None = None) -> None:
+        """A plan, or all there will be."""
+        if plan is not None and not plan.tidy:
+            return
+        for done in self._clearing:
+            if not done.done():
+                done.set_result(None)
+        self._clearing.clear()
+
+
+def _require_room(index: PrefixIndex, chain: Chain) -> None:
+    """Raises: InvalidParameter: it cannot be pinned beside what is."""
+    need, room = index.unpinned_bytes(chain), int(index.limit * PINNED_SHARE) - index.pinned
+    if need > room:
+        raise InvalidParameter(
+            "prompt",
+            f"Keeping {len(chain)} tokens takes {need} bytes; {max(0, room)} are left to prompts that are "
+            "kept for good, which may take half of --prefix-cache-ram.",
+        )
