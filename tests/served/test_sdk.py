@@ -207,8 +207,8 @@ async def test_refusals(sdk: AsyncOpenAI) -> None:
         await sdk.completions.create(model=MODEL, prompt="word " * 9000)
     assert (long.value.param, long.value.code) == ("prompt", "context_length_exceeded")
     with pytest.raises(openai.BadRequestError) as unbuilt:
-        await create(model=MODEL, messages=MESSAGES, n=2)
-    assert (unbuilt.value.param, unbuilt.value.code) == ("n", "unsupported_parameter")
+        await create(model=MODEL, messages=MESSAGES, modalities=["audio"], max_tokens=1)
+    assert (unbuilt.value.param, unbuilt.value.code) == ("modalities", "unsupported_parameter")
     with pytest.raises(openai.NotFoundError) as missing:
         await create(model="gpt-4o", messages=MESSAGES)
     assert (missing.value.param, missing.value.code) == ("model", "model_not_found")
