@@ -175,6 +175,8 @@ class MlxRunner:
             return
         self._pages.drop(plan.drop)
         saved = self._save(plan.keep, flight)
+        if not saved:
+            return
         try:
             if plan.idle:
                 mx.eval(saved)

@@ -212,8 +212,9 @@ async def test_refusals(sdk: AsyncOpenAI) -> None:
     with pytest.raises(openai.NotFoundError) as missing:
         await create(model="gpt-4o", messages=MESSAGES)
     assert (missing.value.param, missing.value.code) == ("model", "model_not_found")
-    with pytest.raises(openai.NotFoundError):
+    with pytest.raises(openai.BadRequestError, match="makes no embeddings") as generates:
         await sdk.embeddings.create(model=MODEL, input="Hi")
+    assert generates.value.param == "model"
     with pytest.raises(openai.RateLimitError) as full:
         await sdk.completions.create(model=MODEL, prompt=["Hi"] * (SEATS + QUEUE + 1))
     assert full.value.code == "queue_full"

@@ -88,7 +88,8 @@ async def at_rest(client: httpx.AsyncClient) -> Metrics:
 
 
 async def emptied(client: httpx.AsyncClient) -> Metrics:
-    """The same without what is kept of prompts for later ones, which is no leak; a late leaver leaves some."""
+    """The same without what is kept of prompts for later ones, which is no leak. A late leaver leaves
+    some."""
     async with asyncio.timeout(PATIENCE):
         while (now := await at_rest(client))["prefix_cache_bytes"]:
             (await client.delete("/v1/cache")).raise_for_status()
