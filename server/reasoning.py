@@ -41,6 +41,12 @@ def template_variables(wire: ChatRequest, tokenizer: Tokenizer, output: OutputFo
             raise unsupported("enable_thinking", _cannot("enable_thinking", output))
     elif "enable_thinking" in variables:
         thinks = bool(variables["enable_thinking"])
+    if thinks and wire.reasoning_effort == "none":
+        raise invalid(
+            "reasoning_effort is none, and enable_thinking is true; send one of them.",
+            "reasoning_effort",
+            "invalid_value",
+        )
     if wire.reasoning_effort is not None and EFFORT not in variables:
         if tokenizer.template_mentions(EFFORT):
             variables[EFFORT], thinks = _effort(wire.reasoning_effort, switch, thinks, tokenizer)

@@ -238,6 +238,11 @@ async def test_thinking_in_the_templates_words(template: str, asked: JSON, given
             {"enable_thinking": True, "chat_template_kwargs": {"enable_thinking": False}},
             "enable_thinking",
         ),
+        (
+            "enable_thinking",
+            {"enable_thinking": True, "reasoning_effort": "none"},
+            "reasoning_effort",
+        ),
         ("", {"tools": [{"type": "custom", "custom": {"name": "x"}}]}, "tools[0].type"),
         ("", {"tools": [{"type": "function"}]}, "tools[0].function"),
         ("", {"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name"),
