@@ -14,6 +14,7 @@ from chairlift.server.errors import APIError, invalid, shorten, unsupported
 from chairlift.server.media.images import ImageReference
 from chairlift.server.wire.chat import (
     ChatRequest,
+    FunctionCall,
     ImagePart,
     Message,
     Part,
@@ -198,21 +199,21 @@ def _template_message(message: Message, index: int, max_depth: int) -> dict[str,
     if (thoughts := _thoughts(message)) is not None:
         rendered["reasoning_content"] = thoughts
     if message.function_call is not None:
-        call = message.function_call
-        rendered["function_call"] = {"name": call.name, "arguments": call.arguments}
+        rendered["function_call"] = _function(message.function_call, max_depth)
     if message.tool_calls:
         rendered["tool_calls"] = [
             {
                 **({} if call.id is None else {"id": call.id}),
                 "type": "function",
-                "function": {
-                    "name": call.function.name,
-                    "arguments": _arguments(call.function.arguments, max_depth),
-                },
+                "function": _function(call.function, max_depth),
             }
             for call in message.tool_calls
         ]
     return rendered
+
+
+def _function(call: FunctionCall, max_depth: int) -> dict[str, object]:
+    return {"name": call.name, "arguments": _arguments(call.arguments, max_depth)}
 
 
 def _thoughts(message: Message) -> str | None:

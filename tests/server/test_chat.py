@@ -160,6 +160,8 @@ async def test_messages_are_handed_to_the_template() -> None:
                 {"role": "system", "content": "mid-conversation"},
                 {"role": "assistant", "content": None, "refusal": "no", "reasoning_content": "hm"},
                 {"role": "user", "name": "Ann", "content": ""},
+                {"role": "assistant", "function_call": call["function"]},
+                {"role": "function", "name": "add", "content": "3"},
             ]
         )
         assert response.status_code == 200, response.text
@@ -178,6 +180,8 @@ async def test_messages_are_handed_to_the_template() -> None:
         {"role": "system", "content": "mid-conversation"},
         {"role": "assistant", "content": "no", "reasoning_content": "hm"},
         {"role": "user", "name": "Ann", "content": ""},
+        {"role": "assistant", "content": "", "function_call": {"name": "add", "arguments": {"a": 1}}},
+        {"role": "function", "name": "add", "content": "3"},
     ]
 
 
