@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from chairlift.engine.errors import InvalidParameter
 from chairlift.engine.media import ImageInput, MediaProcessor, PreparedMedia
@@ -47,6 +48,18 @@ RESERVED_TEMPLATE_KWARGS = frozenset(
 )
 """Arguments of the call that renders a template, which a template's own variables must not replace."""
 
+FIELD_ROLES = MappingProxyType(
+    {
+        "tool_calls": "assistant",
+        "function_call": "assistant",
+        "refusal": "assistant",
+        "reasoning_content": "assistant",
+        "reasoning": "assistant",
+        "tool_call_id": "tool",
+    }
+)
+"""Fields of a message that one role alone has. Clients send all of them, those of other roles empty."""
+
 
 def image_references(wire: ChatRequest) -> list[ImageReference]:
     """The images of all messages, in order."""
@@ -61,10 +74,19 @@ def image_references(wire: ChatRequest) -> list[ImageReference]:
 
 def characters(message: Message) -> int:
     """Of a message's text, calls and thoughts, images aside."""
-    content = message.content or ""
-    texts = [content] if isinstance(content, str) else [_written(part) for part in content]
-    calls = [call.function.arguments for call in message.tool_calls or ()]
-    return sum(map(len, (*texts, *calls, message.reasoning_content or "", message.reasoning or "")))
+    texts = map(_written, _parts(message))
+    calls = [call.function for call in message.tool_calls or ()]
+    if message.function_call is not None:
+        calls.append(message.function_call)
+    arguments = [call.arguments for call in calls]
+    return sum(map(len, (*texts, *arguments, message.reasoning_content or "", message.reasoning or "")))
+
+
+def _parts(message: Message) -> list[Part]:
+    """The content; a refusal beside it comes last."""
+    content = message.content or []
+    parts: list[Part] = [TextPart(type="text", text=content)] if isinstance(content, str) else list(content)
+    return [*parts, RefusalPart(type="refusal", refusal=message.refusal)] if message.refusal else parts
 
 
 def _written(part: Part) -> str:
@@ -155,8 +177,7 @@ def text_gone_on_with(wire: ChatRequest) -> str | None:
     """The answer's text that stands in the prompt already."""
     if not end_of_prompt(wire)[1]:
         return None
-    content = wire.messages[-1].content or ""
-    return content if isinstance(content, str) else "\n".join(map(_written, content))
+    return "\n".join(map(_written, _parts(wire.messages[-1])))
 
 
 def end_of_prompt(wire: ChatRequest) -> tuple[bool, bool]:
@@ -189,14 +210,21 @@ def _template_message(message: Message, index: int, max_depth: int) -> dict[str,
     arguments of calls as objects, nothing null.
 
     OpenAI's `developer` is the same as `system` by another name; templates know the older one.
+
+    Raises:
+        APIError: 400 for content that is missing, or a field that is another role's.
     """
+    for field, owner in FIELD_ROLES.items():
+        if message.role != owner and getattr(message, field):
+            param = f"messages[{index}].{field}"
+            raise unsupported(param, f"{param}: the {message.role} role has no {field}.")
     role = "system" if message.role == "developer" else message.role
     rendered: dict[str, object] = {"role": role, "content": _content(message, f"messages[{index}].content")}
     if message.name is not None:
         rendered["name"] = message.name
-    if message.tool_call_id is not None:
+    if message.tool_call_id:
         rendered["tool_call_id"] = message.tool_call_id
-    if (thoughts := _thoughts(message)) is not None:
+    if role == "assistant" and (thoughts := _thoughts(message)) is not None:
         rendered["reasoning_content"] = thoughts
     if message.function_call is not None:
         rendered["function_call"] = _function(message.function_call, max_depth)
@@ -229,7 +257,7 @@ def _thoughts(message: Message) -> str | None:
 def _content(message: Message, param: str) -> str | list[dict[str, object]]:
     content = message.content
     if content is None or content == []:
-        # An answer may hold calls alone, and a tool may have nothing to say.
+        # An answer may hold calls or a refusal alone, and a tool may have nothing to say.
         if message.role == "assistant":
             return message.refusal or ""
         if content == [] and message.role == "tool":
@@ -237,10 +265,8 @@ def _content(message: Message, param: str) -> str | list[dict[str, object]]:
         if content is None:
             raise invalid(f"Missing required parameter: {param}.", param, "missing_required_parameter")
         raise invalid(f"{param} must hold at least one part.", param, "invalid_value")
-    if isinstance(content, str):
-        return content
     said: list[TextPart | RefusalPart | ImagePart] = []
-    for at, part in enumerate(content):
+    for at, part in enumerate(_parts(message)):
         if not isinstance(part, ThinkingPart):
             said.append(part)
         elif message.role != "assistant":

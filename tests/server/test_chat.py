@@ -159,7 +159,8 @@ async def test_messages_are_handed_to_the_template() -> None:
                 {"role": "tool", "tool_call_id": "c1", "content": "3"},
                 {"role": "system", "content": "mid-conversation"},
                 {"role": "assistant", "content": None, "refusal": "no", "reasoning_content": "hm"},
-                {"role": "user", "name": "Ann", "content": ""},
+                {"role": "assistant", "content": "I", "refusal": "won't"},
+                {"role": "user", "name": "Ann", "content": "", "tool_call_id": "", "reasoning_content": ""},
                 {"role": "assistant", "function_call": call["function"]},
                 {"role": "function", "name": "add", "content": "3"},
             ]
@@ -179,6 +180,7 @@ async def test_messages_are_handed_to_the_template() -> None:
         {"role": "tool", "tool_call_id": "c1", "content": "3"},
         {"role": "system", "content": "mid-conversation"},
         {"role": "assistant", "content": "no", "reasoning_content": "hm"},
+        {"role": "assistant", "content": "I\nwon't"},
         {"role": "user", "name": "Ann", "content": ""},
         {"role": "assistant", "content": "", "function_call": {"name": "add", "arguments": {"a": 1}}},
         {"role": "function", "name": "add", "content": "3"},

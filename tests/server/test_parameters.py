@@ -14,7 +14,7 @@ from chairlift.server.wire.chat import ChatRequest
 from chairlift.server.wire.completions import CompletionRequest
 from chairlift.server.wire.parameters import CHAT, COMPLETIONS, Surface
 from tests.fakes import FakeRunner, answering
-from tests.server.harness import error_of, lift
+from tests.server.harness import JSON, MODEL, error_of, lift
 
 DOCS = Path(__file__).parents[2] / "docs" / "api.md"
 FIELDS = {"chat": set(ChatRequest.model_fields), "completions": set(CompletionRequest.model_fields)}
@@ -241,6 +241,33 @@ async def test_chats_that_are_refused() -> None:
             assert error_of(await server.chat(**more), 400)["param"] == param, more
         both = await server.chat(max_tokens=2, max_completion_tokens=2)
         assert both.status_code == 200
+
+
+CALL = {"type": "function", "function": {"name": "f", "arguments": "{}"}}
+
+
+@pytest.mark.parametrize(
+    ("role", "field", "value", "empty"),
+    [
+        *((role, "tool_calls", [CALL], []) for role in ("user", "system", "developer", "tool")),
+        *((role, "function_call", CALL["function"], None) for role in ("user", "system", "function")),
+        *((role, "refusal", "no", "") for role in ("user", "system", "tool")),
+        *((role, "reasoning_content", "hm", "") for role in ("user", "system", "tool")),
+        ("user", "reasoning", "hm", ""),
+        *((role, "tool_call_id", "c1", None) for role in ("user", "system", "assistant", "function")),
+    ],
+)
+async def test_fields_of_another_role_are_refused(
+    role: str, field: str, value: object, empty: object
+) -> None:
+    async with lift() as server:
+        message: JSON = {"role": role, "content": "a"}
+        for path in ("/v1/chat/completions", "/tokenize"):
+            body = {"model": MODEL, "messages": [{**message, field: value}]}
+            error = error_of(await server.client.post(path, json=body), 400)
+            assert (error["param"], error["code"]) == (f"messages[0].{field}", "unsupported_parameter")
+        null = await server.chat(messages=[{**message, field: empty}], max_tokens=1)
+        assert null.status_code == 200, null.text
 
 
 @pytest.mark.parametrize("kind", ["input_audio", "video_url", "file", "audio_url", "input_image", "banana"])
