@@ -21,5 +21,5 @@ class PlainParser:
 
 
 def end_reason(end: Finished) -> EndReason:
-    """Of an answer without a whole tool call; `end` is no abort."""
+    """Of an answer without a whole tool call; what it says of an abort is of no use."""
     return EndReason.LENGTH if end.reason is FinishReason.LENGTH else EndReason.STOP

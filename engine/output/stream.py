@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from chairlift.engine.errors import EngineError
-from chairlift.engine.events import Event, Failed, Finished, FinishReason, TokenLogprob
+from chairlift.engine.events import Event, Failed, Finished, FinishReason, TokenLogprob, Usage
 from chairlift.engine.output.events import (
     ContentDelta,
     OutputEnd,
@@ -24,6 +24,13 @@ from chairlift.engine.output.events import (
 
 class AnswerBroken(EngineError):
     """The answer ended before it was whole: it was cancelled, or its events stopped."""
+
+    def __init__(self, message: str, usage: Usage | None = None, reasoning_tokens: int = 0) -> None:
+        super().__init__(message)
+        self.usage = usage
+        """What was counted until then; None where nobody can tell."""
+        self.reasoning_tokens = reasoning_tokens
+        """As in `OutputEnd`."""
 
 
 class Handle(Protocol):
@@ -78,10 +85,12 @@ class ParsedStream(AsyncIterator[OutputEvent | OutputEnd]):
         if isinstance(event, Failed):
             raise event.error
         if isinstance(event, Finished):
+            last = self._parser.finish(event)
             if event.reason is FinishReason.ABORT:
-                raise AnswerBroken("The answer was cancelled.")
+                thought = sum(end.reasoning_tokens for end in last if isinstance(end, OutputEnd))
+                raise AnswerBroken("The answer was cancelled.", event.usage, thought)
             self._ended = True
-            self._events.extend(self._parser.finish(event))
+            self._events.extend(last)
         else:
             self._events.extend(self._parser.feed(event))
             if self._parser.done:

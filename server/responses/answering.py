@@ -124,7 +124,7 @@ class Answering:
                     yield event
             response = self._ended or self._fail(AnswerBroken("The answer broke off."))
         except AnswerBroken as error:
-            response = self.encoder.response("cancelled") if self._cancelled else self._fail(error)
+            response = self._break(error) if self._cancelled else self._fail(error)
         except EngineError as error:
             response = self._fail(error)
         except Exception:
@@ -156,6 +156,10 @@ class Answering:
             details = {"reason": "max_output_tokens"}
             return self.encoder.response("incomplete", incomplete_details=details, usage=usage)
         return self.encoder.response("completed", completed_at=int(time.time()), usage=usage)
+
+    def _break(self, error: AnswerBroken) -> Payload:
+        usage = None if error.usage is None else usage_payload(error.usage, error.reasoning_tokens)
+        return self.encoder.response("cancelled", usage=usage)
 
     def _fail(self, error: EngineError) -> Payload:
         self.error = error

@@ -18,8 +18,10 @@ from chairlift.engine.output.events import (
     ToolCallEnd,
     ToolCallStart,
 )
+from chairlift.engine.output.formats import choose_format
 from chairlift.engine.output.plain import PlainParser
 from chairlift.engine.output.stream import AnswerBroken, ToolCall, WholeAnswer, parsed
+from tests.fakes import FakeTokenizer
 
 USAGE = Usage(3, 2)
 
@@ -81,6 +83,16 @@ async def test_what_is_no_answer_raises(last: Event | None, error: type[EngineEr
     assert await anext(stream) == ContentDelta("a")
     with pytest.raises(error):
         await anext(stream)
+
+
+async def test_what_a_cancelled_answer_has_cost_is_told() -> None:
+    parser = choose_format(FakeTokenizer(), reasoning="think", tool_call="hermes").parser()
+    deltas = [TextDelta((1, 2), "<think>hm"), TextDelta((3,), "m</think>a")]
+    stream = parsed(Replay([*deltas, Finished(FinishReason.ABORT, Usage(5, 3))]), parser)
+    with pytest.raises(AnswerBroken) as broken:
+        async for _ in stream:
+            pass
+    assert (broken.value.usage, broken.value.reasoning_tokens) == (Usage(5, 3), 3)
 
 
 async def test_cancelling_a_stream_cancels_its_request() -> None:

@@ -45,6 +45,13 @@ async def cancelled(server: Lift, id: object) -> JSON:
     return checked(answer.json())
 
 
+def counted(response: JSON) -> int:
+    """Tokens of the answer."""
+    usage = response["usage"]
+    assert isinstance(usage, dict)
+    return int(usage["output_tokens"])
+
+
 @asynccontextmanager
 async def streaming(server: Lift, method: str, path: str, **asked: object) -> AsyncIterator[Reader]:
     async with (
@@ -166,7 +173,7 @@ async def test_cancelling_in_the_background() -> None:
         await server.until_idle()
         assert (await get(server, begun["id"])).json() == response
         assert await cancelled(server, begun["id"]) == response
-        assert server.engine.stats().generation_tokens < 4000
+        assert counted(response) == server.engine.stats().generation_tokens < 4000
         # What it had said is there to be gone on with.
         await response_of(server, previous_response_id=begun["id"], max_output_tokens=1)
 
@@ -187,6 +194,7 @@ async def test_cancelling_a_stream() -> None:
         assert events[-1]["response"] == response
         assert response["status"] == "cancelled"
         assert response["output"][0]["status"] == "incomplete"  # type: ignore[index]
+        assert 0 < counted(response) == server.engine.stats().generation_tokens
         assert (await get(server, id)).json() == response
 
 
