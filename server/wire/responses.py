@@ -180,7 +180,8 @@ class ItemReference(Wire):
 
 def _item(value: object) -> str | None:
     if isinstance(value, dict) and value.get("type") is None:
-        return "<message>" if "role" in value or "content" in value else "<item_reference>"
+        refers = "id" in value and "role" not in value and "content" not in value
+        return "<item_reference>" if refers else "<message>"
     return _type(value)
 
 

@@ -133,6 +133,8 @@ REFUSED: list[tuple[JSON, str]] = [
     ({"input": {}}, "input"),
     ({"input": [5]}, "input[0]"),
     ({"input": [[]]}, "input[0]"),
+    ({"input": [{}]}, "input[0].role"),
+    ({"input": [{"type": None, "status": "completed"}]}, "input[0].role"),
     ({"input": [{"type": "banana"}]}, "input[0]"),
     ({"input": [{"type": 5}]}, "input[0]"),
     ({"input": [{"type": "web_search_call", "id": "ws_1", "status": "completed"}]}, "input[0]"),
