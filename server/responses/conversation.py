@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -72,7 +73,8 @@ class ConversationBuilder:
     def __init__(self, instructions: str | None) -> None:
         self._conversation = Conversation()
         self._answer: _Answer | None = None
-        self._call_ids: set[str] = set()
+        self._unanswered: Counter[str] = Counter()
+        """Calls by their ids; those that have their output are there with 0."""
         if instructions is not None:
             self._conversation.add({"role": "system", "content": instructions}, Place("instructions"))
 
@@ -84,7 +86,7 @@ class ConversationBuilder:
         """`params`: the place of each item in the body.
 
         Raises:
-            APIError: 400 for the output of a call that is not there.
+            APIError: 400 for the output of a call that is not there, or has one.
         """
         for item, param in zip(items, params, strict=True):
             self._add(item, param)
@@ -112,17 +114,22 @@ class ConversationBuilder:
                 self._output(param, item)
 
     def _call(self, param: str, call_id: str, namespace: str | None, name: str, arguments: str) -> None:
-        self._call_ids.add(call_id)
+        self._unanswered[call_id] += 1
         full = name if namespace is None else f"{namespace}.{name}"
         function = {"name": full, "arguments": arguments}
         self._open(param, new=False).calls.append({"id": call_id, "type": "function", "function": function})
 
     def _output(self, param: str, item: FunctionCallOutputItem | CustomToolCallOutputItem) -> None:
-        if item.call_id not in self._call_ids:
+        if not self._unanswered[item.call_id]:
             where = f"{param}.call_id"
+            known = item.call_id in self._unanswered
             raise invalid(
-                f"{where} is {item.call_id!r}, and no call before it has this id.", where, "invalid_value"
+                f"{where} is {item.call_id!r}, and "
+                + ("the call of this id has its output." if known else "no call before it has this id."),
+                where,
+                "invalid_value",
             )
+        self._unanswered[item.call_id] -= 1
         self._close()
         message: Message = {"role": "tool", "tool_call_id": item.call_id, "content": _content(item.output)}
         self._conversation.add(message, Place(param, "output"))

@@ -152,10 +152,13 @@ def test_an_output_needs_its_call_before_it() -> None:
         ([output("1"), call("1")], "input[0].call_id"),
         ([call("1"), output("2")], "input[1].call_id"),
         ([call("1", status="incomplete"), output("1")], "input[1].call_id"),
+        ([call("1"), output("1"), output("1")], "input[2].call_id"),
     ):
         with pytest.raises(APIError) as error:
             conversation(*items)
         assert error.value.param == param
+    again = conversation(call("1"), output("1"), call("1"), output("1"))
+    assert [message["role"] for message in again] == ["assistant", "tool"] * 2
 
 
 text = st.text(max_size=5)
