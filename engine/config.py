@@ -9,7 +9,8 @@ from typing import Protocol
 
 from chairlift.engine.errors import InvalidParameter
 from chairlift.engine.events import FinishReason, Usage
-from chairlift.engine.plan import DiskStats, PrefixStats, RunnerStats
+from chairlift.engine.plan import RunnerStats
+from chairlift.engine.prefix.vocabulary import DiskStats, PrefixStats
 from chairlift.engine.request import Request
 from chairlift.engine.row import RequestTiming
 

@@ -11,8 +11,9 @@ from functools import partial
 from chairlift.engine.config import EngineConfig
 from chairlift.engine.errors import ModelUnavailable
 from chairlift.engine.models.folders import cache_folder
-from chairlift.engine.plan import LoadedModel, PageData
+from chairlift.engine.plan import LoadedModel
 from chairlift.engine.prefix.disk import PrefixDisk
+from chairlift.engine.prefix.vocabulary import PageData
 from chairlift.engine.scheduler import Scheduler
 
 log = logging.getLogger(__name__)

@@ -33,10 +33,8 @@ from chairlift.engine.kept import CacheCleared, KeptPrefixes
 from chairlift.engine.media import MediaProcessor
 from chairlift.engine.pace import Pace
 from chairlift.engine.plan import (
-    DiskStats,
     LoadedModel,
     ModelInfo,
-    PrefixStats,
     Runner,
     RunnerStats,
     Sample,
@@ -45,6 +43,7 @@ from chairlift.engine.plan import (
     Tokenizer,
 )
 from chairlift.engine.prefix.index import PrefixIndex
+from chairlift.engine.prefix.vocabulary import DiskStats, PrefixStats
 from chairlift.engine.request import MAX_SEED, Request, SamplingParams
 from chairlift.engine.row import RequestTiming, Row
 from chairlift.engine.scheduler import Scheduler

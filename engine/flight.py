@@ -8,7 +8,8 @@ from typing import Any
 import mlx.core as mx
 
 from chairlift.engine.constraints.matcher import Matcher
-from chairlift.engine.plan import Sample, Save
+from chairlift.engine.plan import Sample
+from chairlift.engine.prefix.vocabulary import Save
 from chairlift.engine.sampling import Draw, Drawn
 from chairlift.engine.sight import SightError
 from chairlift.engine.thinking import ThinkingCount

@@ -12,7 +12,7 @@ from typing import Any
 import mlx.core as mx
 
 from chairlift.cache.pages import PageFormat, State
-from chairlift.engine.plan import Load, Page, PageData, PageSink, PrefixSpec, Restore, Save
+from chairlift.engine.prefix.vocabulary import Load, Page, PageData, PageSink, PrefixSpec, Restore, Save
 from chairlift.engine.residents import Residents
 
 log = logging.getLogger(__name__)

@@ -28,16 +28,8 @@ from chairlift.engine.batching import FLAT_STEPS, Batching
 from chairlift.engine.draws import Draws
 from chairlift.engine.flight import NOT_A_NUMBER, Flight, blame
 from chairlift.engine.pages import PageStore
-from chairlift.engine.plan import (
-    NewRow,
-    PageSink,
-    PrefixSpec,
-    RunnerStats,
-    Save,
-    Span,
-    StepPlan,
-    StepResult,
-)
+from chairlift.engine.plan import NewRow, RunnerStats, Span, StepPlan, StepResult
+from chairlift.engine.prefix.vocabulary import PageSink, PrefixSpec, Save
 from chairlift.engine.residents import Resident, Residents, state_of
 from chairlift.engine.sampling import Marks, row_key
 from chairlift.engine.sight import RowSight, Sight, SightError

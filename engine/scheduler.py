@@ -23,21 +23,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from chairlift.engine.errors import ContextLengthExceeded, QueueFull
-from chairlift.engine.plan import (
-    NewRow,
-    Page,
-    PageData,
-    PrefixStats,
-    Sample,
-    Save,
-    Span,
-    StepPlan,
-    StepResult,
-)
+from chairlift.engine.plan import NewRow, Sample, Span, StepPlan, StepResult
 from chairlift.engine.prefix.chain import root_digest
 from chairlift.engine.prefix.fetch import Catalogue, Fetch
 from chairlift.engine.prefix.index import PrefixIndex
 from chairlift.engine.prefix.row import RowPrefix
+from chairlift.engine.prefix.vocabulary import Page, PageData, PrefixStats, Save
 from chairlift.engine.prefix.waiting import FetchingRows
 from chairlift.engine.request import Request
 from chairlift.engine.row import RequestTiming, Row, RowState

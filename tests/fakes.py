@@ -22,21 +22,8 @@ from chairlift.engine.constraints import Compiler
 from chairlift.engine.constraints.matcher import Matcher
 from chairlift.engine.errors import InvalidParameter
 from chairlift.engine.media import MediaProcessor
-from chairlift.engine.plan import (
-    LoadedModel,
-    ModelInfo,
-    NewRow,
-    Page,
-    PageData,
-    PageSink,
-    PrefixSpec,
-    Restore,
-    RunnerStats,
-    Sample,
-    Save,
-    StepPlan,
-    StepResult,
-)
+from chairlift.engine.plan import LoadedModel, ModelInfo, NewRow, RunnerStats, Sample, StepPlan, StepResult
+from chairlift.engine.prefix.vocabulary import Page, PageData, PageSink, PrefixSpec, Restore, Save
 from chairlift.engine.thinking import ThinkingCount
 from tests.vocabularies import allowed, trial, vocabulary
 

@@ -13,7 +13,7 @@ from chairlift.cache.batch import UnsupportedCache
 from chairlift.cache.pages import PageFormat
 from chairlift.engine.models.batching import TOLERANCE
 from chairlift.engine.pages import PageStore
-from chairlift.engine.plan import PrefixSpec
+from chairlift.engine.prefix.vocabulary import PrefixSpec
 
 log = logging.getLogger(__name__)
 

@@ -23,11 +23,11 @@ from math import inf
 from pathlib import Path
 from queue import SimpleQueue
 
-from chairlift.engine.plan import DiskStats, Page, PageData
 from chairlift.engine.prefix.fetch import Fetch
 from chairlift.engine.prefix.files import SUFFIX, TEMPORARY, BadFile, read_page, write_page
 from chairlift.engine.prefix.folder import all_files, pages_of, unlink
 from chairlift.engine.prefix.reading import Done, Reading
+from chairlift.engine.prefix.vocabulary import DiskStats, Page, PageData
 
 log = logging.getLogger(__name__)
 

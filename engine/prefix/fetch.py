@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
-from chairlift.engine.plan import Page
 from chairlift.engine.prefix.chain import Chain, checkpoint_digest, digest
 from chairlift.engine.prefix.index import PrefixIndex
+from chairlift.engine.prefix.vocabulary import Page
 
 LEAST_BLOCKS = 2
 """What a fetch is to save a row: less is sooner computed than waited for."""

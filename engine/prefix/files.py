@@ -16,7 +16,7 @@ from pathlib import Path
 
 import xxhash
 
-from chairlift.engine.plan import Page, PageData
+from chairlift.engine.prefix.vocabulary import Page, PageData
 
 FORMAT = "chairlift-page-1"
 """Changes with the meaning of anything in the file."""

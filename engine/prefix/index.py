@@ -19,8 +19,8 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from chairlift.engine.plan import Page, PrefixSpec, PrefixStats
 from chairlift.engine.prefix.chain import Chain, bisect, checkpoint_digest, common, digest
+from chairlift.engine.prefix.vocabulary import Page, PrefixSpec, PrefixStats
 
 MOST_ENTRIES = 100_000
 """Pages and checkpoints: each is a buffer on the device, and Metal bounds their number beside their bytes."""

@@ -7,8 +7,8 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping
 
-from chairlift.engine.plan import Page, PageData
 from chairlift.engine.prefix.fetch import Fetch
+from chairlift.engine.prefix.vocabulary import Page, PageData
 
 log = logging.getLogger(__name__)
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from chairlift.engine.plan import Page, Restore, Save
 from chairlift.engine.prefix.chain import Chain
 from chairlift.engine.prefix.fetch import Catalogue, missing_pages
 from chairlift.engine.prefix.index import Hit, Node, PrefixIndex
+from chairlift.engine.prefix.vocabulary import Page, Restore, Save
 
 LEAST_CHECKPOINT = 128
 """Tokens before the first checkpoint: a shorter prefix is sooner computed again than kept."""

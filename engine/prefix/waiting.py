@@ -11,8 +11,8 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from chairlift.engine.plan import Load, Page, PageData, PrefixSpec, Restore
 from chairlift.engine.prefix.fetch import Catalogue, Fetch
+from chairlift.engine.prefix.vocabulary import Load, Page, PageData, PrefixSpec, Restore
 from chairlift.engine.row import Row
 
 PATIENCE = 30.0

@@ -7,7 +7,8 @@ from contextlib import asynccontextmanager
 
 from chairlift.engine.engine import Engine, EngineConfig, EngineObserver, RequestHandle
 from chairlift.engine.events import Event, Failed, Finished, TextDelta
-from chairlift.engine.plan import NewRow, PrefixSpec
+from chairlift.engine.plan import NewRow
+from chairlift.engine.prefix.vocabulary import PrefixSpec
 from chairlift.engine.request import Request, SamplingParams
 from tests.fakes import Draw, FakeRow, FakeRunner, FakeTokenizer, fake_model, letters
 

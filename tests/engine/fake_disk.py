@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from chairlift.engine.plan import Page, PageData
 from chairlift.engine.prefix.fetch import Fetch
+from chairlift.engine.prefix.vocabulary import Page, PageData
 from chairlift.engine.scheduler import Scheduler
 
 

@@ -8,10 +8,10 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from chairlift.engine.plan import Page, PageData
 from chairlift.engine.prefix.chain import Chain, checkpoint_digest, root_digest
 from chairlift.engine.prefix.disk import PrefixDisk
 from chairlift.engine.prefix.fetch import Fetch
+from chairlift.engine.prefix.vocabulary import Page, PageData
 
 BLOCK = 4
 MODEL = "0" * 32

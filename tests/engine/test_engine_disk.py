@@ -13,9 +13,9 @@ import pytest
 from chairlift.engine.engine import Engine, EngineConfig
 from chairlift.engine.errors import InvalidParameter, ModelUnavailable
 from chairlift.engine.events import Finished
-from chairlift.engine.plan import Page, PageData, PrefixSpec
 from chairlift.engine.prefix import disk as disk_module
 from chairlift.engine.prefix import waiting
+from chairlift.engine.prefix.vocabulary import Page, PageData, PrefixSpec
 from tests.engine.driving import end, request, settled, solo
 from tests.fakes import FakeRunner, fake_model
 

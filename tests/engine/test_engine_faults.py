@@ -9,8 +9,9 @@ import pytest
 from chairlift.engine.engine import Engine, EngineConfig
 from chairlift.engine.errors import EngineError, StepFailed
 from chairlift.engine.events import Failed, Finished, FinishReason, Usage
-from chairlift.engine.plan import PrefixSpec, RunnerStats, StepPlan
+from chairlift.engine.plan import RunnerStats, StepPlan
 from chairlift.engine.prefix.row import RowPrefix
+from chairlift.engine.prefix.vocabulary import PrefixSpec
 from chairlift.engine.scheduler import MAX_LOSSES
 from tests.engine.driving import end, events, request, settled, solo, started, tokens
 from tests.fakes import PATIENCE, FakeRunner, FakeTokenizer, Fault, all_rows, answering, first_row

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from chairlift.engine.plan import Page, PageData
 from chairlift.engine.prefix import disk as disk_module
 from chairlift.engine.prefix.disk import PrefixDisk
 from chairlift.engine.prefix.fetch import Fetch
 from chairlift.engine.prefix.folder import all_files
+from chairlift.engine.prefix.vocabulary import Page, PageData
 from tests.engine.pages_on_disk import (
     MODEL,
     chain_of,

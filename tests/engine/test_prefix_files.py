@@ -11,8 +11,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from safetensors.numpy import load_file
 
-from chairlift.engine.plan import Page, PageData
 from chairlift.engine.prefix.files import BadFile, read_page, write_page
+from chairlift.engine.prefix.vocabulary import Page, PageData
 from tests.engine.pages_on_disk import chain_of, checkpoint_of, content, pages_of, same
 
 PAGE, NEXT = pages_of(chain_of(*range(8)))

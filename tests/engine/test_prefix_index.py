@@ -8,10 +8,10 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
-from chairlift.engine.plan import PrefixSpec
 from chairlift.engine.prefix.chain import Chain, bisect, common, digest, root_digest
 from chairlift.engine.prefix.index import Hit, PrefixIndex
 from chairlift.engine.prefix.row import RowPrefix
+from chairlift.engine.prefix.vocabulary import PrefixSpec
 
 ANYWHERE = PrefixSpec(4, 1)
 CHECKPOINTS = PrefixSpec(4, 1, checkpoint_bytes=10)

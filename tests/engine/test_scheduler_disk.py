@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from chairlift.engine.plan import PrefixSpec
 from chairlift.engine.prefix import waiting
+from chairlift.engine.prefix.vocabulary import PrefixSpec
 from chairlift.engine.row import RowState
 from tests.engine.fake_disk import FakeDisk
 from tests.engine.test_scheduler_machine import Driver, make

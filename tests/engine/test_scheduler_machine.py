@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from chairlift.engine.errors import QueueFull
-from chairlift.engine.plan import NewRow, PrefixSpec, StepPlan, StepResult
+from chairlift.engine.plan import NewRow, StepPlan, StepResult
 from chairlift.engine.prefix.index import PrefixIndex
+from chairlift.engine.prefix.vocabulary import PrefixSpec
 from chairlift.engine.request import Request, SamplingParams
 from chairlift.engine.row import Row, RowState
 from chairlift.engine.scheduler import Committed, Scheduler

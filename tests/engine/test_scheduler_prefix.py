@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from chairlift.engine.plan import PrefixSpec, Sample, StepResult
+from chairlift.engine.plan import Sample, StepResult
 from chairlift.engine.prefix.index import PrefixIndex
+from chairlift.engine.prefix.vocabulary import PrefixSpec
 from chairlift.engine.request import Request, SamplingParams
 from chairlift.engine.row import RowState
 from chairlift.engine.scheduler import Scheduler

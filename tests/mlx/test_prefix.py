@@ -14,9 +14,10 @@ from chairlift.engine.engine import Engine, EngineConfig
 from chairlift.engine.events import Finished, TextDelta
 from chairlift.engine.models.build import make_runner
 from chairlift.engine.models.loader import load_model
-from chairlift.engine.plan import PrefixSpec, Sample
+from chairlift.engine.plan import Sample
 from chairlift.engine.prefix.disk import PrefixDisk
 from chairlift.engine.prefix.index import PrefixIndex
+from chairlift.engine.prefix.vocabulary import PrefixSpec
 from chairlift.engine.request import Request
 from chairlift.engine.row import Row
 from chairlift.engine.runner import MlxRunner

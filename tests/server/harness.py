@@ -14,7 +14,7 @@ from fastapi import FastAPI
 
 from chairlift.engine.engine import Engine, EngineConfig
 from chairlift.engine.media import MediaProcessor
-from chairlift.engine.plan import PrefixSpec
+from chairlift.engine.prefix.vocabulary import PrefixSpec
 from chairlift.server.app import create_app
 from chairlift.server.connection import Connection
 from chairlift.server.metrics import ServerMetrics

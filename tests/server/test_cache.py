@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from chairlift.engine.config import EngineConfig
-from chairlift.engine.plan import PrefixSpec
+from chairlift.engine.prefix.vocabulary import PrefixSpec
 from chairlift.server.cli.app import run
 from tests.fakes import FakeRunner, answering
 from tests.server.harness import JSON, error_of, lift, on_socket

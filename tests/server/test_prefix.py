@@ -8,7 +8,7 @@ import json
 import pytest
 
 from chairlift.engine.config import EngineConfig
-from chairlift.engine.plan import PrefixSpec
+from chairlift.engine.prefix.vocabulary import PrefixSpec
 from tests.engine.driving import settled
 from tests.fakes import FakeRunner, answering
 from tests.server.harness import error_of, lift, sse
