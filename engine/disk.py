@@ -13,8 +13,8 @@ from chairlift.engine.errors import ModelUnavailable
 from chairlift.engine.models.folders import cache_folder
 from chairlift.engine.plan import LoadedModel
 from chairlift.engine.prefix.disk import PrefixDisk
+from chairlift.engine.prefix.prefixes import Prefixes
 from chairlift.engine.prefix.vocabulary import PageData
-from chairlift.engine.scheduler import Scheduler
 
 log = logging.getLogger(__name__)
 
@@ -53,19 +53,19 @@ class DiskTraffic:
         arrived: called after the disk has answered.
     """
 
-    def __init__(self, disk: PrefixDisk, scheduler: Scheduler, arrived: Callable[[], None]) -> None:
+    def __init__(self, disk: PrefixDisk, prefixes: Prefixes, arrived: Callable[[], None]) -> None:
         self.disk = disk
-        self._scheduler = scheduler
+        self._prefixes = prefixes
         self._arrived = arrived
         self._loop = asyncio.get_running_loop()
 
     def go_on(self) -> None:
         """Pass on what the scheduler has decided since."""
-        for fetch in self._scheduler.take_fetches():
-            wanted = partial(self._scheduler.fetching, fetch.number)
+        for fetch in self._prefixes.take_fetches():
+            wanted = partial(self._prefixes.wants, fetch.number)
             self.disk.fetch(fetch, wanted, partial(self._done, fetch.number))
-        self.disk.used(self._scheduler.take_used())
-        self.disk.discard(self._scheduler.take_distrusted())
+        self.disk.used(self._prefixes.take_used())
+        self.disk.discard(self._prefixes.take_distrusted())
 
     async def clear(self) -> int:
         """Delete the model's files; returns their bytes. What cannot be deleted within `PATIENCE` goes when
@@ -81,5 +81,5 @@ class DiskTraffic:
             self._loop.call_soon_threadsafe(self._take, number, data)
 
     def _take(self, number: int, data: Mapping[bytes, PageData]) -> None:
-        self._scheduler.fetched(number, data)
+        self._prefixes.fetched(number, data)
         self._arrived()

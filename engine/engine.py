@@ -43,6 +43,7 @@ from chairlift.engine.plan import (
     Tokenizer,
 )
 from chairlift.engine.prefix.index import PrefixIndex
+from chairlift.engine.prefix.prefixes import Prefixes
 from chairlift.engine.prefix.vocabulary import DiskStats, PrefixStats
 from chairlift.engine.request import MAX_SEED, Request, SamplingParams
 from chairlift.engine.row import RequestTiming, Row
@@ -183,8 +184,10 @@ class Engine:
             most=budget,
             grain=Sharing.of(budget).grain,
         )
-        prefixes = self._prefixes(loaded)
+        index = self._index(loaded)
         disk = await open_disk(loaded, self.config)
+        identity = disk.model if disk is not None else ""
+        prefixes = Prefixes(index, time.monotonic, identity=identity, catalogue=disk)
         self._scheduler = Scheduler(
             max_num_seqs=self.config.max_num_seqs,
             max_num_batched_tokens=budget,
@@ -193,17 +196,14 @@ class Engine:
             clock=time.monotonic,
             prefixes=prefixes,
             pace=self._pace.tokens,
-            identity=disk.model if disk is not None else "",
-            catalogue=disk,
         )
         if disk is not None:
-            self._disk = DiskTraffic(disk, self._scheduler, self._wake.set)
+            self._disk = DiskTraffic(disk, prefixes, self._wake.set)
             await thread.run(partial(self._runner.spill, disk))
-        identity = disk.model if disk is not None else ""
-        self._kept = KeptPrefixes(self._scheduler, self._disk, identity, self.submit, self._wake.set)
+        self._kept = KeptPrefixes(self._scheduler, self._disk, self.submit, self._wake.set)
         self._loop_task = asyncio.create_task(self._run(), name="chairlift engine")
 
-    def _prefixes(self, loaded: LoadedModel) -> PrefixIndex | None:
+    def _index(self, loaded: LoadedModel) -> PrefixIndex | None:
         limit = self.config.prefix_cache_bytes
         if limit is None:
             limit = int(PREFIX_SHARE * max(0, loaded.info.memory_bytes - loaded.info.weight_bytes))
@@ -518,7 +518,7 @@ class Engine:
             preemptions=scheduler.preemptions if scheduler else 0,
             lost=scheduler.losses if scheduler else 0,
             wasted_tokens=scheduler.wasted if scheduler else 0,
-            prefix=scheduler.prefix_stats if scheduler else PrefixStats(),
+            prefix=scheduler.prefixes.stats if scheduler else PrefixStats(),
             disk=self._disk.disk.stats if self._disk is not None else DiskStats(),
         )
 

@@ -36,24 +36,22 @@ class KeptPrefixes:
     Args:
         scheduler: whose prefixes they are.
         disk: where there is one.
-        identity: the model, as prefixes are named by it.
         submit: the engine's.
         wake: has the engine look whether there is something to plan.
     """
 
     scheduler: Scheduler
     disk: DiskTraffic | None
-    identity: str
     submit: Callable[[Request], RequestHandle]
     wake: Callable[[], None]
     _clearing: list[asyncio.Future[None]] = field(default_factory=list)
 
     async def warm(self, tokens: Sequence[int], salt: str) -> int:
         """See `Engine.warm`."""
-        index = self.scheduler.prefixes
+        index = self.scheduler.prefixes.index
         if index is None:
             raise InvalidParameter("prompt", "This server keeps no prefixes of this model's prompts.")
-        chain = Chain(root_digest(self.identity, salt), index.spec.block_tokens, tokens)
+        chain = Chain(root_digest(self.scheduler.prefixes.identity, salt), index.spec.block_tokens, tokens)
         _require_room(index, chain)
         sampling = SamplingParams(max_tokens=1, temperature=0, ignore_eos=True)
         asked = Request(f"warm-{secrets.token_hex(8)}", tuple(tokens), sampling, cache_salt=salt)
@@ -66,7 +64,7 @@ class KeptPrefixes:
 
     async def clear(self, *, disk: bool) -> CacheCleared:
         """See `Engine.clear_cache`."""
-        memory = self.scheduler.prefix_stats.bytes
+        memory = self.scheduler.prefixes.stats.bytes
         self.scheduler.clear_prefixes()
         done = asyncio.get_running_loop().create_future()
         self._clearing.append(done)

@@ -17,19 +17,14 @@ Where the disk has more of it than memory, the row waits in the queue while that
 
 from __future__ import annotations
 
-import heapq
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from chairlift.engine.errors import ContextLengthExceeded, QueueFull
 from chairlift.engine.plan import NewRow, Sample, Span, StepPlan, StepResult
-from chairlift.engine.prefix.chain import root_digest
-from chairlift.engine.prefix.fetch import Catalogue, Fetch
-from chairlift.engine.prefix.index import PrefixIndex
-from chairlift.engine.prefix.row import RowPrefix
-from chairlift.engine.prefix.vocabulary import Page, PageData, PrefixStats, Save
-from chairlift.engine.prefix.waiting import FetchingRows
+from chairlift.engine.prefix.prefixes import Prefixes
+from chairlift.engine.prefix.vocabulary import Save
 from chairlift.engine.request import Request
 from chairlift.engine.row import RequestTiming, Row, RowState
 from chairlift.engine.sharing import Sharing
@@ -62,8 +57,6 @@ class Scheduler:
         clock: monotonic seconds, for timing and `retry_after`.
         prefixes: what is kept of earlier rows; None keeps nothing.
         pace: prompt tokens of a step in which rows decode; None: what the budget leaves.
-        identity: the model, as prefixes are named by it.
-        catalogue: what the disk keeps of prefixes; None where there is none.
     """
 
     def __init__(
@@ -74,10 +67,8 @@ class Scheduler:
         max_waiting: int,
         context_length: int,
         clock: Callable[[], float],
-        prefixes: PrefixIndex | None = None,
+        prefixes: Prefixes | None = None,
         pace: Callable[[], int] | None = None,
-        identity: str = "",
-        catalogue: Catalogue | None = None,
     ) -> None:
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
@@ -88,18 +79,13 @@ class Scheduler:
         self.losses = 0
         self.wasted = 0
         """Draws that arrived for rows which had ended."""
-        self.prefixes = prefixes
+        self.prefixes = prefixes if prefixes is not None else Prefixes(None, clock)
         self._pace = pace
         self._clock = clock
-        self._identity = identity
-        self._fetching: FetchingRows | None = None
-        if prefixes is not None and catalogue is not None:
-            self._fetching = FetchingRows(catalogue, prefixes.spec, prefixes.limit // 2, clock)
         self._waiting: dict[int, Row] = {}  # by arrival
         self._live: dict[int, Row] = {}  # by id: rows that hold model state, oldest admission first
         self._release: list[int] = []
         self._tidy = False
-        self._keep: list[Save] = []
         self._in_flight: deque[StepPlan] = deque()  # launched, result not seen; at most two
         self._finish_times: deque[float] = deque(maxlen=64)
         self._step = 0
@@ -121,10 +107,6 @@ class Scheduler:
         return [*self._live.values(), *self._waiting.values()]
 
     @property
-    def prefix_stats(self) -> PrefixStats:
-        return self.prefixes.stats if self.prefixes is not None else PrefixStats()
-
-    @property
     def busy(self) -> bool:
         """There is something to compute, to release, to drop or to fetch."""
         return bool(self._waiting) or self._has_work
@@ -132,21 +114,14 @@ class Scheduler:
     @property
     def _has_work(self) -> bool:
         """There is something to plan, whatever the queue waits for."""
-        dropped = self.prefixes is not None and self.prefixes.has_dropped
+        dropped = self.prefixes.has_dropped
         return bool(self._live or self._release or self._in_flight or dropped or self._tidy)
 
     @property
     def pause(self) -> float | None:
         """Seconds until there may be something to plan, unless something happens before that; 0 for now,
         None for never. Rows may all be waiting for the disk."""
-        if self._has_work:
-            return 0.0
-        if self._fetching is None:
-            return 0.0 if self._waiting else None
-        if self._fetching.loading() or not all(map(self._fetching.waits, self._waiting.values())):
-            return 0.0
-        deadline = self._fetching.next_deadline()
-        return None if deadline is None else max(0.0, deadline - self._clock())
+        return 0.0 if self._has_work else self.prefixes.pause(self._waiting.values())
 
     def add(self, request: Request, seed: int) -> Row:
         """Queue a request.
@@ -164,9 +139,7 @@ class Scheduler:
         limit = room if request.sampling.max_tokens is None else min(request.sampling.max_tokens, room)
         row = Row(request, seed, limit, self._next_arrival, RequestTiming(queued=self._clock()))
         self._next_arrival += 1
-        if self.prefixes is not None and request.media is None:
-            root = root_digest(self._identity, request.cache_salt)
-            row.prefix = RowPrefix(self.prefixes, root, request.prompt_token_ids)
+        row.prefix = self.prefixes.of(request)
         self._waiting[row.arrival] = row
         return row
 
@@ -190,7 +163,7 @@ class Scheduler:
         if row.finished:
             return
         try:
-            self._keep_prefix(row)
+            self.prefixes.keep(row)
         finally:
             self._detach(row, release=True)
             row.finished = True
@@ -207,17 +180,17 @@ class Scheduler:
         if row.id is None:
             return
         self.preemptions += 1
-        self._keep_prefix(row)
+        self.prefixes.keep(row)
         self._requeue(row, release=True)
 
     def schedule(self) -> StepPlan:
         """The next step. The caller launches it: what it holds counts as launched from now on."""
         for row in self._live.values():
             if row.state is RowState.RUNNING and not row.decodable:
-                self._keep_prefix(row)  # its last draw is launched: the step to come drops its state
+                self.prefixes.keep(row)  # its last draw is launched: the step to come drops its state
         decode = [row for row in self._live.values() if row.decodable]
         seats = self.max_num_seqs - len(self._live)
-        loads = self._fetching.load(running=bool(self._live)) if self._fetching is not None else []
+        loads = self.prefixes.load(running=bool(self._live))
         candidates = [row for row in self._live.values() if row.state is RowState.PREFILLING]
         candidates += self._next_in_line(seats)
         budget = self.max_num_batched_tokens - len(decode)
@@ -233,10 +206,10 @@ class Scheduler:
                 admit.append(self._admit(encode))
             encode.looked += 1
             candidates = [row for row in candidates if row is not encode and not row.unseen]
-        grants = list(self._sharing.share(candidates, budget))
+        grants = self._sharing.share(candidates, budget)
         admit += [self._admit(row) for row, _ in grants if row.id is None]
         # What the spans leave can be restored from the next plan on, and what goes for it goes with the next.
-        drop, keep = self._changed_pages()
+        drop, keep = self.prefixes.changed()
         for row, tokens in grants:
             span = self._launch_span(row, tokens)
             prefill.append(span)
@@ -271,7 +244,7 @@ class Scheduler:
         has nothing to say, though it should have drawn, is handled as lost.
         """
         committed = Committed()
-        if result is not None and self.prefixes is not None:
+        if result is not None:
             self.prefixes.spoil(result.spoiled)
         number = self._step - 1 if result is None else result.number
         while self._in_flight and self._in_flight[0].number <= number:
@@ -282,33 +255,8 @@ class Scheduler:
 
     def clear_prefixes(self) -> None:
         """Keep nothing of what rows have left so far. The next plan drops it, and gives the memory back."""
-        if self._fetching is not None:
-            self._fetching.clear()
-        if self.prefixes is not None:
-            self.prefixes.clear()
+        self.prefixes.clear()
         self._tidy = True
-
-    def take_fetches(self) -> list[Fetch]:
-        """Files to read for rows in the queue, each asked for once; `fetched` takes the answer."""
-        return self._fetching.take() if self._fetching is not None else []
-
-    def fetched(self, number: int, data: Mapping[bytes, PageData]) -> None:
-        """The disk's answer to a fetch: by digest, what it has and what is right. One that nobody waits for
-        any more is dropped."""
-        if self._fetching is not None:
-            self._fetching.arrive(number, data)
-
-    def take_used(self) -> list[Page]:
-        """Pages and checkpoints that rows have begun with, since last asked."""
-        return self._fetching.take_used() if self._fetching is not None else []
-
-    def take_distrusted(self) -> tuple[bytes, ...]:
-        """Digests of pages and checkpoints that rows have left which went wrong, since last asked."""
-        return self.prefixes.take_distrusted() if self.prefixes is not None else ()
-
-    def fetching(self, number: int) -> bool:
-        """Whether a row still waits for this fetch. May be asked from any thread."""
-        return self._fetching is not None and self._fetching.wants(number)
 
     def abandon(self) -> list[Row]:
         """The runner broke off: end every row that was in flight and return them. Their state is released."""
@@ -318,8 +266,7 @@ class Scheduler:
         for row in rows:
             self._detach(row, release=True)
             self.finish(row)
-        if self.prefixes is not None:
-            self.prefixes.clear()
+        self.prefixes.forget()
         return rows
 
     # -- results
@@ -371,8 +318,7 @@ class Scheduler:
     def _detach(self, row: Row, *, release: bool) -> None:
         """Take its seat or its place in the queue away; `release` unless its state is gone already."""
         self._waiting.pop(row.arrival, None)
-        if self._fetching is not None:
-            self._fetching.forget(row)
+        self.prefixes.leave(row)
         if row.id is not None:
             del self._live[row.id]
             if release:
@@ -382,24 +328,6 @@ class Scheduler:
         row.known = ()
         row.prefilled = row.looked = 0
         row.launched = row.drawn
-
-    def _keep_prefix(self, row: Row) -> None:
-        """Have what a row holds at its end saved, once, before its state goes."""
-        if row.prefix is None or row.id is None or row.kept or row.state is not RowState.RUNNING:
-            return
-        row.kept = True
-        tokens = [*row.request.prompt_token_ids, *row.output][: row.held]
-        if (save := row.prefix.at_end(row.id, tokens, row.held)) is not None:
-            self._keep.append(save)
-
-    def _changed_pages(self) -> tuple[tuple[int, ...], tuple[Save, ...]]:
-        """Pages to drop, and of rows that end to save; none stands in both."""
-        if self.prefixes is None:
-            return (), ()
-        drop = self.prefixes.take_dropped()
-        keep = tuple(save for kept in self._keep if (save := kept.without(drop)) is not None)
-        self._keep.clear()
-        return drop, keep
 
     # -- plans
 
@@ -412,21 +340,15 @@ class Scheduler:
             overdue = row.overtaken >= MAX_OVERTAKEN
             return not overdue, 0 if overdue else row.request.priority, row.arrival
 
-        if self.prefixes is None:
-            return heapq.nsmallest(seats, self._waiting.values(), key=order)
         computing = [row for row in self._live.values() if row.state is RowState.PREFILLING]
         line: list[Row] = []
         for row in sorted(self._waiting.values(), key=order):
-            if not any(_awaits(row, other) for other in computing) and not self._held(row):
+            if not self.prefixes.waits(row, computing):
                 computing.append(row)
                 line.append(row)
                 if len(line) == seats:
                     break
         return line
-
-    def _held(self, row: Row) -> bool:
-        """The row waits for the disk."""
-        return self._fetching is not None and self._fetching.holds(row)
 
     def _looking(self, candidates: list[Row]) -> Row | None:
         """The row that encodes an image in this step, if any has one left: the oldest. It gets no span, so
@@ -442,12 +364,7 @@ class Scheduler:
         self._next_id += 1
         row.known = row.request.prompt_token_ids + tuple(row.output)
         row.overtaken = 0
-        restore = None
-        if row.prefix is not None:
-            row.prefix.known(row.known)
-            restore = row.prefix.take_over()
-            if restore is not None and self._fetching is not None:
-                self._fetching.takes_over(restore)
+        restore = self.prefixes.take_over(row)
         row.prefilled = restore.tokens if restore is not None else 0
         self._live[row.id] = row
         if row.timing.admitted is None:
@@ -492,10 +409,3 @@ class Scheduler:
             return least
         pace = (self._clock() - times[0]) / len(times)
         return min(max(pace * self.waiting / 2, least), most)
-
-
-def _awaits(row: Row, other: Row) -> bool:
-    """`row` had better wait for what `other` is computing."""
-    if row.prefix is None or other.prefix is None:
-        return False
-    return row.prefix.awaits(other.prefix, other.prefilled)

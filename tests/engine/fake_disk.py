@@ -35,9 +35,9 @@ class FakeDisk:
 
     def follow(self, scheduler: Scheduler) -> None:
         """Do what the engine's disk does for it after each plan, but for reading."""
-        self.pending += scheduler.take_fetches()
-        scheduler.take_used()
-        for digest in scheduler.take_distrusted():
+        self.pending += scheduler.prefixes.take_fetches()
+        scheduler.prefixes.take_used()
+        for digest in scheduler.prefixes.take_distrusted():
             self.files.pop(digest, None)
 
     def answer(self, scheduler: Scheduler, index: int = 0, most: int | None = None) -> None:
@@ -52,4 +52,4 @@ class FakeDisk:
             if page.digest in found:
                 kept = self.files[page.digest][0]
                 assert (kept.start, kept.tokens, kept.parent) == (page.start, page.tokens, page.parent)
-        scheduler.fetched(fetch.number, found)
+        scheduler.prefixes.fetched(fetch.number, found)

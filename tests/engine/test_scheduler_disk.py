@@ -41,8 +41,8 @@ class Lodge:
         """Have a prompt answered and memory emptied; what the row held."""
         row = self.driver.add(prompt, tokens)
         self.finish(answer=False)
-        assert self.scheduler.prefixes is not None
-        self.scheduler.prefixes.clear()
+        assert self.scheduler.prefixes.index is not None
+        self.scheduler.prefixes.index.clear()
         return [*row.request.prompt_token_ids, *row.output]
 
 
@@ -60,7 +60,7 @@ def test_what_memory_lost_is_fetched_and_taken_over(spec: PrefixSpec, cached: in
     assert lodge.scheduler.pause == 0
     lodge.finish()
     assert row.cached == cached, "the last token of an answer is never fed"
-    assert lodge.scheduler.prefix_stats.disk_hit_tokens == cached
+    assert lodge.scheduler.prefixes.stats.disk_hit_tokens == cached
     again = lodge.driver.add([*tokens, 1, 2, 3], 4)
     lodge.finish(answer=False)
     assert again.cached >= cached, "memory has it now"
@@ -107,7 +107,7 @@ def test_pages_without_their_checkpoint_are_of_no_use() -> None:
     row = lodge.driver.add(tokens, 4)
     lodge.driver.step()
     lodge.disk.answer(lodge.scheduler, most=len(lodge.disk.pending[0].pages) - 1)
-    assert lodge.scheduler.prefixes is not None and len(lodge.scheduler.prefixes) == 0
+    assert lodge.scheduler.prefixes.index is not None and len(lodge.scheduler.prefixes.index) == 0
     lodge.finish(answer=False)
     assert row.cached == 0
 
@@ -122,15 +122,15 @@ def test_a_disk_that_hangs_is_left_alone_for_a_while() -> None:
     lodge.finish(answer=False)
     assert row.cached == 0 and row.drawn == 4
     lodge.disk.answer(lodge.scheduler)
-    assert lodge.scheduler.prefixes is not None
-    lodge.scheduler.prefixes.clear()
+    assert lodge.scheduler.prefixes.index is not None
+    lodge.scheduler.prefixes.index.clear()
     for seconds, fetches in ((1, 0), (waiting.PENALTY, 1)):
         lodge.now = waiting.PATIENCE + seconds
         lodge.driver.add(tokens, 4)
         lodge.driver.step()
         assert len(lodge.disk.pending) == fetches
         lodge.finish()
-        lodge.scheduler.prefixes.clear()
+        lodge.scheduler.prefixes.index.clear()
 
 
 def test_a_row_that_is_cancelled_waits_no_more_and_the_next_fetches() -> None:
@@ -139,9 +139,9 @@ def test_a_row_that_is_cancelled_waits_no_more_and_the_next_fetches() -> None:
     first, second = (lodge.driver.add([*tokens, number], 4) for number in (1, 2))
     lodge.driver.step()
     (fetch,) = lodge.disk.pending
-    assert lodge.scheduler.fetching(fetch.number)
+    assert lodge.scheduler.prefixes.wants(fetch.number)
     lodge.scheduler.finish(first)
-    assert not lodge.scheduler.fetching(fetch.number)
+    assert not lodge.scheduler.prefixes.wants(fetch.number)
     lodge.driver.step()
     assert len(lodge.disk.pending) == 2
     lodge.disk.answer(lodge.scheduler, 0)

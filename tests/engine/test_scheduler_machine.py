@@ -13,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from chairlift.engine.errors import QueueFull
 from chairlift.engine.plan import NewRow, StepPlan, StepResult
 from chairlift.engine.prefix.index import PrefixIndex
+from chairlift.engine.prefix.prefixes import Prefixes
 from chairlift.engine.prefix.vocabulary import PrefixSpec
 from chairlift.engine.request import Request, SamplingParams
 from chairlift.engine.row import Row, RowState
@@ -52,8 +53,7 @@ def make(
         max_waiting=waiting,
         context_length=CONTEXT,
         clock=clock,
-        prefixes=PrefixIndex(spec, room) if spec is not None else None,
-        catalogue=disk,
+        prefixes=Prefixes(PrefixIndex(spec, room) if spec is not None else None, clock, catalogue=disk),
     )
 
 
@@ -133,12 +133,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.now += seconds
         self.disk.answer(self.scheduler, data.draw(st.integers(0, len(self.disk.pending) - 1)), most)
 
-    @precondition(lambda self: self.scheduler.prefixes is not None)
+    @precondition(lambda self: self.scheduler.prefixes.index is not None)
     @rule()
     def forget(self) -> None:
         """Memory loses what it keeps."""
-        assert self.scheduler.prefixes is not None
-        self.scheduler.prefixes.clear()
+        assert self.scheduler.prefixes.index is not None
+        self.scheduler.prefixes.index.clear()
 
     @precondition(lambda self: self.disk is not None)
     @rule(full=st.booleans(), lost=st.lists(st.integers(0, 50), max_size=3))
@@ -231,7 +231,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @invariant()
     def keeps_within_its_room(self) -> None:
-        index = self.scheduler.prefixes
+        index = self.scheduler.prefixes.index
         if index is not None:
             assert index.used == sum(index._entries.values()) <= index.limit
             assert all(node.parent is None or not node.parent.dead for node in index._nodes.values())
@@ -260,7 +260,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.check(self.driver.step())
         assert not self.scheduler.busy
         assert self.runner.rows == {}, "states are left on the runner"
-        if (index := self.scheduler.prefixes) is not None:
+        if (index := self.scheduler.prefixes.index) is not None:
             gone = {*index.take_dropped(), *self.runner._spoiled}
             assert self.runner.pages.keys() - gone == index._by_id.keys() - gone
         assert self.runner.violations == []

@@ -6,6 +6,7 @@ import pytest
 
 from chairlift.engine.plan import Sample, StepResult
 from chairlift.engine.prefix.index import PrefixIndex
+from chairlift.engine.prefix.prefixes import Prefixes
 from chairlift.engine.prefix.vocabulary import PrefixSpec
 from chairlift.engine.request import Request, SamplingParams
 from chairlift.engine.row import RowState
@@ -34,7 +35,7 @@ def test_a_row_waits_for_no_more_than_can_be_kept(
         max_waiting=9,
         context_length=1000,
         clock=lambda: 0.0,
-        prefixes=PrefixIndex(spec, room),
+        prefixes=Prefixes(PrefixIndex(spec, room), lambda: 0.0),
     )
     _, second = (
         scheduler.add(Request("r", tuple(range(400)), SamplingParams(max_tokens=9)), 0) for _ in range(2)

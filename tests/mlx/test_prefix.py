@@ -17,6 +17,7 @@ from chairlift.engine.models.loader import load_model
 from chairlift.engine.plan import Sample
 from chairlift.engine.prefix.disk import PrefixDisk
 from chairlift.engine.prefix.index import PrefixIndex
+from chairlift.engine.prefix.prefixes import Prefixes
 from chairlift.engine.prefix.vocabulary import PrefixSpec
 from chairlift.engine.request import Request
 from chairlift.engine.row import Row
@@ -66,8 +67,7 @@ class Server:
             max_waiting=64,
             context_length=4096,
             clock=lambda: 0.0,
-            prefixes=PrefixIndex(small, room),
-            catalogue=disk,
+            prefixes=Prefixes(PrefixIndex(small, room), lambda: 0.0, catalogue=disk),
         )
         if disk is not None:
             runner.spill(disk)
@@ -81,10 +81,12 @@ class Server:
 
     def step(self) -> None:
         plan = self.scheduler.schedule()
-        for fetch in self.scheduler.take_fetches():
+        for fetch in self.scheduler.prefixes.take_fetches():
             assert self.disk is not None
             found = {page.digest: self.disk.read(page) for page in fetch.pages}
-            self.scheduler.fetched(fetch.number, {name: data for name, data in found.items() if data})
+            self.scheduler.prefixes.fetched(
+                fetch.number, {name: data for name, data in found.items() if data}
+            )
         committed = self.scheduler.commit(self.runner.step(plan))
         assert not committed.failed
         for row, sample in committed.drawn:
@@ -99,8 +101,8 @@ class Server:
     def forget(self) -> None:
         """Have what is kept on the disk, and memory emptied."""
         assert self.disk is not None and self.disk.settle(20)
-        assert self.scheduler.prefixes is not None
-        self.scheduler.prefixes.clear()
+        assert self.scheduler.prefixes.index is not None
+        self.scheduler.prefixes.index.clear()
 
     def drawn(self, row: Row) -> list[int]:
         return [sample.token for sample in self.answers[row]]
@@ -139,7 +141,7 @@ def test_what_is_taken_over_answers_as_what_is_computed(name: str) -> None:
     assert unlike.cached == 0
     stats = runner.stats()
     assert stats.rows == 0 and stats.kv_bytes == 0
-    index = server.scheduler.prefixes
+    index = server.scheduler.prefixes.index
     assert index is not None and 0 < stats.prefix_bytes <= index.used * 1.1 + 4096
     index.clear()
     server.add(words(1, 3), tokens=1)
@@ -159,7 +161,7 @@ def test_little_room_costs_hits_and_nothing_else(name: str) -> None:
             server.step()
     server.finish()
     assert server.wrong(name) == []
-    assert server.scheduler.prefixes is not None and server.scheduler.prefixes.evicted
+    assert server.scheduler.prefixes.index is not None and server.scheduler.prefixes.index.evicted
     assert runner.stats().prefix_bytes <= room * 1.1 + 4096
 
 
@@ -172,11 +174,11 @@ def test_a_preempted_row_goes_on_from_what_it_left(name: str, taken: int) -> Non
     while rows[0].drawn < 8:
         server.step()
     server.scheduler.preempt(rows[0])
-    hit = server.scheduler.prefixes.hit if server.scheduler.prefixes else 0
+    hit = server.scheduler.prefixes.index.hit if server.scheduler.prefixes.index else 0
     server.finish()
     assert server.wrong(name) == []
-    assert server.scheduler.prefixes is not None
-    assert server.scheduler.prefixes.hit - hit == taken
+    assert server.scheduler.prefixes.index is not None
+    assert server.scheduler.prefixes.index.hit - hit == taken
     assert rows[0].cached == 0, "what the server did for itself is no client's gain"
 
 
@@ -227,7 +229,7 @@ def test_what_comes_from_the_disk_answers_as_what_is_computed(name: str, disk: P
     else:
         assert turn.cached == 176 and again.cached == 168 and other.cached == 140
     assert running.cached == 0
-    assert server.scheduler.prefix_stats.disk_hit_tokens >= turn.cached + again.cached
+    assert server.scheduler.prefixes.stats.disk_hit_tokens >= turn.cached + again.cached
     assert disk.stats.failures == 0
 
 
