@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from chairlift.server.body import fit
 from chairlift.server.errors import APIError, invalid
 from chairlift.server.responses.conversation import Conversation
-from chairlift.server.wire.base import Drawn
+from chairlift.server.wire.base import Generated
 from chairlift.server.wire.chat import ChatRequest
 from chairlift.server.wire.parameters import CHAT
 from chairlift.server.wire.responses import (
@@ -25,16 +25,10 @@ from chairlift.server.wire.responses import (
 )
 
 SAME = (
-    *Drawn.model_fields,
+    *Generated.model_fields,
     "chat_template_kwargs",
     "enable_thinking",
-    "metadata",
-    "model",
-    "prompt_cache_key",
-    "safety_identifier",
-    "store",
     "thinking_token_budget",
-    "user",
 )
 """Parameters that both have, under one name."""
 

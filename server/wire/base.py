@@ -69,14 +69,10 @@ class Drawn(Wire):
     ignore_eos: bool | None = None
 
 
-class Sampled(Drawn):
-    """What chat and text completions have in common."""
+class Generated(Drawn):
+    """What all of OpenAI's surfaces that generate have in common, but for how they answer."""
 
     model: str
-    max_tokens: Count | None = None
-    n: Count | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
     user: str | None = None
     metadata: Metadata | None = None
     store: bool | None = None
@@ -86,3 +82,12 @@ class Sampled(Drawn):
     """vLLM's: smaller is sooner; 0 by default."""
     cache_salt: Annotated[str, Field(min_length=1, max_length=512)] | None = None
     """vLLM's: kept prefixes are shared only among requests of the same salt."""
+
+
+class Sampled(Generated):
+    """What chat and text completions have in common."""
+
+    max_tokens: Count | None = None
+    n: Count | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Discriminator, Field, Tag, TypeAdapter
 
-from chairlift.server.wire.base import TEXT, Count, Drawn, Metadata, Wire
+from chairlift.server.wire.base import TEXT, Count, Generated, Wire
 from chairlift.server.wire.structured import StructuredOutputs
 
 HOSTED_TOOLS = frozenset(
@@ -317,8 +317,7 @@ Includable = Literal[
 anyway: the others' items never occur, and images are in the items listed."""
 
 
-class ResponsesRequest(Drawn):
-    model: str
+class ResponsesRequest(Generated):
     input: Input | None = None
     background: bool | None = None
     include: list[Includable] | None = None
@@ -326,13 +325,9 @@ class ResponsesRequest(Drawn):
     max_output_tokens: Count | None = None
     max_tool_calls: Annotated[Count, Field(ge=1)] | None = None
     """Counts calls of hosted tools, of which there are none."""
-    metadata: Metadata | None = None
     parallel_tool_calls: bool | None = None
     previous_response_id: str | None = None
-    prompt_cache_key: str | None = None
     reasoning: Reasoning | None = None
-    safety_identifier: str | None = None
-    store: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     text: TextConfig | None = None
@@ -340,7 +335,6 @@ class ResponsesRequest(Drawn):
     tools: list[Tool] | None = None
     top_logprobs: Count | None = None
     truncation: Literal["auto", "disabled"] | None = None
-    user: str | None = None
     client_metadata: dict[str, object] | None = None
     """Codex's; has no effect."""
     chat_template_kwargs: dict[str, object] | None = None

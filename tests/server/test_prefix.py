@@ -11,7 +11,7 @@ from chairlift.engine.config import EngineConfig
 from chairlift.engine.prefix.vocabulary import PrefixSpec
 from tests.engine.driving import settled
 from tests.fakes import FakeRunner, answering
-from tests.server.harness import error_of, lift, sse
+from tests.server.harness import MODEL, error_of, lift, sse
 
 SPEC = PrefixSpec(block_tokens=8, bytes_per_token=4)
 CONFIG = EngineConfig(prefix_cache_bytes=10**6)
@@ -55,6 +55,16 @@ async def test_completions_say_what_was_cached_and_salts_divide() -> None:
     assert counts == [0, 0, 29, 29, 0]
 
 
+async def test_responses_divide_by_salts_too() -> None:
+    async with lift(FakeRunner(answering("b")), config=CONFIG, prefix=SPEC) as server:
+        counts = []
+        for salt in (None, "one", None, "one"):
+            body = {"model": MODEL, "input": "a" * 30, "cache_salt": salt}
+            usage = (await server.client.post("/v1/responses", json=body)).json()["usage"]
+            counts.append(usage["input_tokens_details"]["cached_tokens"])
+    assert counts == [0, 0, usage["input_tokens"] - 1, usage["input_tokens"] - 1]
+
+
 async def test_many_choices_of_a_prompt_compute_it_once() -> None:
     runner = FakeRunner(answering("b"))
     async with lift(runner, config=CONFIG, prefix=SPEC) as server:
@@ -79,6 +89,8 @@ async def test_bad_values_are_refused_by_name(body: dict[str, object]) -> None:
     async with lift() as server:
         (name,) = body
         assert error_of(await server.chat(**body), 400)["param"] == name
+        response = await server.client.post("/v1/responses", json={"model": MODEL, "input": "a", **body})
+        assert error_of(response, 400)["param"] == name
 
 
 async def test_smaller_priorities_go_first() -> None:
@@ -92,7 +104,13 @@ async def test_smaller_priorities_go_first() -> None:
             asked.append(asyncio.create_task(server.complete(prompt=prompt, max_tokens=2, priority=priority)))
             while server.engine.stats().waiting < len(asked) - 1:
                 await asyncio.sleep(0)
+        body = {"model": MODEL, "input": "soonest", "max_output_tokens": 2, "priority": -6}
+        asked.append(asyncio.create_task(server.client.post("/v1/responses", json=body)))
+        while server.engine.stats().waiting < len(asked) - 1:
+            await asyncio.sleep(0)
         runner.open_gate()
-        assert [(await answer).status_code for answer in asked] == [200] * 4
-        prompts = [bytes(span.tokens).decode() for plan in runner.plans for span in plan.prefill]
-    assert prompts[-4:] == ["first", "soon", "normal", "late"]
+        assert [(await answer).status_code for answer in asked] == [200] * 5
+        spans = [span.tokens for plan in runner.plans for span in plan.prefill]
+        prompts = [bytes(token for token in span if token < 256).decode() for span in spans]
+    first, soonest, *rest = prompts[-5:]
+    assert first == "first" and "soonest" in soonest and rest == ["soon", "normal", "late"]

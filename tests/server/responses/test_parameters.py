@@ -10,7 +10,7 @@ from typing import get_args, get_type_hints
 from openai.types.responses import ResponseIncludable, ToolParam
 from openai.types.responses.response_create_params import ResponseCreateParamsBase
 
-from chairlift.server.wire.base import Drawn
+from chairlift.server.wire.base import Generated
 from chairlift.server.wire.parameters import RESPONSES
 from chairlift.server.wire.responses import HOSTED_TOOLS, Includable, ResponsesRequest
 from tests.server.harness import MODEL, error_of, lift
@@ -42,7 +42,7 @@ def test_every_parameter_of_openai_is_decided_on() -> None:
     assert theirs <= ours
     more = {"chat_template_kwargs", "client_metadata", "enable_thinking"}
     more |= {"structured_outputs", "thinking_token_budget"}
-    assert ours - theirs == set(Drawn.model_fields) - theirs | more
+    assert ours - theirs == set(Generated.model_fields) - theirs | more
 
 
 async def test_a_tool_whose_type_is_no_text_is_refused() -> None:
