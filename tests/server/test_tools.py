@@ -306,5 +306,6 @@ async def test_a_budget_where_the_prompt_says_not_to_think() -> None:
         template=QWEN, opens="<think>\n\n</think>\n\n", specials=("<think>", "</think>")
     )
     async with lift(FakeRunner(answering("ok")), tokenizer=tokenizer) as server:
-        reply = (await server.chat(thinking_token_budget=0)).json()
-    assert reply["choices"][0]["message"]["content"] == "ok"
+        for budget in (0, 5):
+            reply = (await server.chat(thinking_token_budget=budget)).json()
+            assert reply["choices"][0]["message"] == {"role": "assistant", "content": "ok", "refusal": None}
