@@ -65,7 +65,9 @@ def create_app(
 def _respond(error: errors.APIError, scope: Scope) -> Response:
     if isinstance(error, errors.ModelNotFound):
         error = _other_use(error, scope)
-    return error_response(error, scope) if is_anthropic(scope) else error.response()
+    return (
+        error_response(error, scope) if is_anthropic(scope) else error.response(errors.request_id_of(scope))
+    )
 
 
 def _other_use(error: errors.ModelNotFound, scope: Scope) -> errors.APIError:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import math
+import uuid
 from collections.abc import Awaitable, Callable, Iterable
 
 from fastapi import FastAPI, Request
@@ -57,8 +58,16 @@ class APIError(Exception):
     def envelope(self) -> dict[str, object]:
         return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
 
-    def response(self) -> Response:
-        return PayloadResponse(self.envelope(), self.status, self.headers)
+    def response(self, request_id: str) -> Response:
+        return PayloadResponse(
+            self.envelope(), self.status, {**(self.headers or {}), "X-Request-Id": request_id}
+        )
+
+
+def request_id_of(scope: Scope, prefix: str = "req_") -> str:
+    """Made at the first call, the same for the whole of a request."""
+    state: dict[str, object] = scope.setdefault("state", {})
+    return str(state.setdefault("request_id", prefix + uuid.uuid4().hex))
 
 
 def shorten(text: str, most: int = 120) -> str:
@@ -194,7 +203,7 @@ class ErrorBoundary:
         except Exception:
             if started:
                 raise
-            logger.exception("%s %s failed", scope["method"], scope["path"])
+            logger.exception("%s %s failed (%s)", scope["method"], scope["path"], request_id_of(scope))
             await self._respond(internal_error(), scope)(scope, receive, send)
 
 

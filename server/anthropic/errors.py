@@ -5,12 +5,10 @@ Source: Anthropic's API reference, Errors.
 
 from __future__ import annotations
 
-import uuid
-
 from starlette.responses import Response
 from starlette.types import Scope
 
-from chairlift.server.errors import APIError
+from chairlift.server.errors import APIError, request_id_of
 from chairlift.server.payload import PayloadResponse, dump
 
 OVERLOADED = 529
@@ -26,12 +24,6 @@ TYPES = {
     OVERLOADED: "overloaded_error",
 }
 """Other 4xx are `invalid_request_error`, other 5xx `api_error`."""
-
-
-def request_id_of(scope: Scope) -> str:
-    """Made at the first call, the same for the whole of a request."""
-    state: dict[str, object] = scope.setdefault("state", {})
-    return str(state.setdefault("request_id", "req_" + uuid.uuid4().hex))
 
 
 def is_anthropic(scope: Scope) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
@@ -18,7 +17,7 @@ from chairlift.engine.request import Request
 from chairlift.server.body import read_body
 from chairlift.server.context import Context, context_of
 from chairlift.server.encoders import Encoder, Envelope
-from chairlift.server.errors import invalid
+from chairlift.server.errors import invalid, request_id_of
 from chairlift.server.logprobs import TokenTexts
 from chairlift.server.streaming import EventStream, chunks, whole_response
 from chairlift.server.validation import ParsedChat, Prepared, prepare_chat
@@ -37,7 +36,7 @@ async def answer(
     context.admit()
     settings, engine = context.settings, context.engine
     raw = await read_body(http, settings.max_body_bytes, settings.body_patience_s)
-    request_id = prefix + uuid.uuid4().hex
+    request_id = request_id_of(http.scope, prefix)
     prepared = await prepare(raw, request_id, context)
     texts = await asyncio.to_thread(lambda: context.token_texts)
     envelope = Envelope(request_id, engine.info.name, int(time.time()), context.fingerprint)

@@ -16,11 +16,17 @@ from chairlift.engine.errors import EngineError
 from chairlift.engine.output.stream import ParsedStream, parsed
 from chairlift.server.anthropic.context import is_due, is_worth, results_to_clear
 from chairlift.server.anthropic.encoder import MessageEncoder, MessageHead, Payload, WholeMessage
-from chairlift.server.anthropic.errors import error_frame, request_id_of
+from chairlift.server.anthropic.errors import error_frame
 from chairlift.server.anthropic.translate import Translation, translate
 from chairlift.server.body import fit, parse, read_body
 from chairlift.server.context import Context, context_of
-from chairlift.server.errors import CLIENT_CLOSED_REQUEST, APIError, from_engine, internal_error
+from chairlift.server.errors import (
+    CLIENT_CLOSED_REQUEST,
+    APIError,
+    from_engine,
+    internal_error,
+    request_id_of,
+)
 from chairlift.server.payload import PayloadResponse, dump
 from chairlift.server.reasoning import EFFORT
 from chairlift.server.routes.answer import prepare_conversation, submit

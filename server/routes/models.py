@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Request, Response
 
-from chairlift.server.anthropic.errors import is_anthropic, request_id_of
+from chairlift.server.anthropic.errors import is_anthropic
 from chairlift.server.context import context_of
-from chairlift.server.errors import model_not_found
+from chairlift.server.errors import model_not_found, request_id_of
 from chairlift.server.wire.models import AnthropicModelCard, AnthropicModelList, ModelCard, ModelList
 
 router = APIRouter(prefix="/v1/models")

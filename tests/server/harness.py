@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -166,8 +167,9 @@ def stream_of(response: httpx.Response) -> list[JSON]:
 
 
 def error_of(response: httpx.Response, status: int) -> JSON:
-    """The error in the envelope, checked for its form."""
+    """The error in the envelope, checked for its form and the request's id."""
     assert response.status_code == status, response.text[:300]
+    assert re.fullmatch(r"[a-z]+[_-][0-9a-f]{32}", response.headers["x-request-id"])
     body = response.json()
     assert set(body) == {"error"}
     error = body["error"]

@@ -226,7 +226,8 @@ async def test_what_nobody_foresaw_says_nothing_of_the_inside(caplog: pytest.Log
         response = await server.complete(prompt="boom")
         assert error_of(response, 500)["code"] == "internal_error"
         assert "secret" not in response.text and "RuntimeError" not in response.text
-        assert "secret/path" in caplog.text  # the operator sees it
+        assert "secret/path" in caplog.text  # the operator sees it, and whose it was
+        assert response.headers["x-request-id"] in caplog.text
         assert (await server.complete(max_tokens=1)).status_code == 200
 
 

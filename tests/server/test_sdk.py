@@ -102,6 +102,7 @@ async def test_refusals_are_the_clients_own_exceptions() -> None:
         with pytest.raises(openai.NotFoundError) as missing:
             await create(model="other", messages=MESSAGES)
         assert missing.value.code == "model_not_found"
+        assert missing.value.request_id and missing.value.request_id != unsupported.value.request_id
         server.runner.close_gate()
         async with server.engine.submit(Request("one", (97,))):
             with pytest.raises(openai.RateLimitError) as full:
