@@ -13,21 +13,22 @@ import random
 import statistics
 import string
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
 
 import mlx.core as mx
+from decode import decode_times, device, prompts
 from device_models import SHAPES, build
 from llguidance import LLTokenizer, TokenizerWrapper, get_version
-from machine import machine, package_version, revision
+from machine import package_version, revision
 from results import RESULTS, table, write_section
 
 from chairlift.engine.constraints import Compiler, Constraint, Json
 from chairlift.engine.constraints.matcher import MaskFiller, Matcher
 from chairlift.engine.models.loader import load_model, make_runner
 from chairlift.engine.models.resolve import resolve_model
-from chairlift.engine.plan import NewRow, Runner, Span, StepPlan
+from chairlift.engine.plan import NewRow, Runner
 from chairlift.engine.request import SamplingParams
 
 ROWS = 16
@@ -82,38 +83,6 @@ def loaded(arguments: argparse.Namespace) -> tuple[Runner, int, str, Compiler]:
     return runner, shape.vocab_size, f"{shape.name}, random bf16 weights", compiler
 
 
-def steps_of(
-    runner: Runner, constraint: Constraint, constrained: int, vocab: int, steps: int, numbers: Iterator[int]
-) -> list[float]:
-    """Milliseconds of each decode step, after the first three."""
-
-    def step(**parts: object) -> None:
-        result = runner.step(StepPlan(next(numbers), **parts))  # type: ignore[arg-type]
-        assert result is None or not (result.failed or result.lost)
-
-    ids = [next(numbers) for _ in range(ROWS)]
-    prompts = [tuple((7 * row + 31 * place) % vocab for place in range(8)) for row in range(ROWS)]
-    admit = tuple(
-        NewRow(
-            id,
-            SamplingParams(temperature=0.8),
-            row,
-            known=prompts[row],
-            constraint=constraint if row < constrained else None,
-        )
-        for row, id in enumerate(ids)
-    )
-    step(admit=admit, prefill=tuple(Span(new.row, 0, new.known, True) for new in admit))
-    clock = time.process_time if mx.default_device() == mx.cpu else time.perf_counter
-    times: list[float] = []
-    for _ in range(steps + 3):
-        start = clock()
-        step(decode=tuple(ids))
-        times.append((clock() - start) * 1000)
-    step(release=tuple(ids))
-    return times[3:]
-
-
 def fills(constraint: Constraint, rounds: int) -> list[float]:
     """Milliseconds to fill 16 masks, each row one random token further every time."""
     draw = random.Random(1)
@@ -138,14 +107,12 @@ def section(
 ) -> str:
     plain = statistics.median(times["plain"])
     on_cpu = mx.default_device() == mx.cpu
-    where = machine() if on_cpu else str(mx.device_info()["device_name"])
     which = f" --shape {arguments.shape}" if arguments.shape else ""
     rows = [(f"{ROWS} rows, {which}", statistics.median(each)) for which, each in times.items()]
     parts = [
         f"## Rows under a schema: {name}",
         f"`python bench/constraints.py{which} --rounds {arguments.rounds} --steps {arguments.steps}`; "
-        f"{where}, "
-        f"mlx {package_version('mlx')}, {get_version().split()[0]}; "
+        f"{device()}, mlx {package_version('mlx')}, {get_version().split()[0]}; "
         f"chairlift {arguments.revision or revision() or 'revision unknown'}.",
         "The runner's decode step, temperature 0.8, median of all rounds"
         + ("; processor time." if on_cpu else "."),
@@ -169,11 +136,21 @@ def main() -> None:
     arguments = parser.parse_args()
     runner, vocab, name, compiler = loaded(arguments)
     constraint = compiler.compile(Json(SCHEMA, compact=True), "schema")
-    numbers = count(1)
+    ids, numbers, known = count(1), count(1), prompts(ROWS, 8, vocab)
     times: dict[str, list[float]] = {which: [] for which in SETS}
     for _ in range(arguments.rounds):
         for which, constrained in SETS.items():
-            times[which] += steps_of(runner, constraint, constrained, vocab, arguments.steps, numbers)
+            rows = [
+                NewRow(
+                    next(ids),
+                    SamplingParams(temperature=0.8),
+                    row,
+                    known=known[row],
+                    constraint=constraint if row < constrained else None,
+                )
+                for row in range(ROWS)
+            ]
+            times[which] += decode_times(runner, rows, arguments.steps, numbers)
     text = section(name, times, fills(constraint, 100), arguments)
     runner.close()
     write_section(

@@ -35,20 +35,16 @@ from device_models import SHAPES, TINY_SHAPES, RowBytes, Shape, build, parameter
 from device_paths import (
     Deadline,
     Steps,
-    Work,
     bare,
     batch_generator,
     engine,
     equal_caches,
     filled_rows,
-    generator_work,
-    joins_work,
     ours,
     ours_filled,
     padded_caches,
-    steady_work,
-    unequal_work,
 )
+from device_work import Work, generator_work, joins_work, steady_work, unequal_work
 from machine import package_version, revision
 from results import device_section
 

@@ -10,22 +10,22 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
 import mlx.core as mx
+from decode import decode_times, device, prompts
 from device_models import SHAPES, build
-from machine import machine, package_version, revision
+from machine import package_version, revision
 from results import RESULTS, table, write_section
 
 from chairlift.engine.constraints import Constraint, Json
 from chairlift.engine.models.loader import load_model, make_runner
 from chairlift.engine.models.resolve import resolve_model
-from chairlift.engine.plan import NewRow, Runner, Span, StepPlan
+from chairlift.engine.plan import NewRow, Runner
 from chairlift.engine.request import SamplingParams
 
 ROWS = 16
@@ -91,75 +91,37 @@ def subject(arguments: argparse.Namespace) -> Iterator[Subject]:
         made.runner.close()
 
 
-class Rows:
-    """Sixteen rows on a runner."""
-
-    def __init__(
-        self,
-        runner: Runner,
-        settings: Sequence[SamplingParams],
-        constraints: Sequence[Constraint | None],
-        prompt: int,
-        vocab: int,
-    ) -> None:
-        self._runner = runner
-        self._settings = settings
-        self._constraints = constraints
-        self._prompts = [
-            tuple((7 * row + 31 * place) % vocab for place in range(prompt)) for row in range(len(settings))
-        ]
-
-    def measure(self, steps: int, ids: Sequence[int], numbers: Iterator[int]) -> list[float]:
-        """Milliseconds of each step, after the prompts and the first three steps."""
-        clock = time.process_time if mx.default_device() == mx.cpu else time.perf_counter
-
-        def step(**parts: object) -> None:
-            result = self._runner.step(StepPlan(next(numbers), **parts))  # type: ignore[arg-type]
-            assert result is None or not (result.failed or result.lost)
-
-        admit = tuple(
-            NewRow(id, params, params.seed or 0, known=prompt, constraint=constraint)
-            for id, params, prompt, constraint in zip(
-                ids, self._settings, self._prompts, self._constraints, strict=True
-            )
-        )
-        step(admit=admit, prefill=tuple(Span(new.row, 0, new.known, True) for new in admit))
-        times: list[float] = []
-        for _ in range(steps + 3):
-            start = clock()
-            step(decode=tuple(ids))
-            times.append((clock() - start) * 1000)
-        step(release=tuple(ids))
-        return times[3:]
-
-
 def measure(subject: Subject, arguments: argparse.Namespace) -> dict[str, float]:
     """Median milliseconds of a step, by set."""
     ids, numbers = count(1), count(1)
-    rows: dict[str, Rows] = {}
-    for name, settings in SETS.items():
-        constraints: list[Constraint | None] = [None] * ROWS
-        if name == CONSTRAINED:
-            if subject.constraint is None:
-                continue
-            constraints = [subject.constraint if row % 2 else None for row in range(ROWS)]
-        rows[name] = Rows(subject.runner, settings, constraints, arguments.prompt, subject.vocab)
-    times: dict[str, list[float]] = {name: [] for name in rows}
+    known = prompts(ROWS, arguments.prompt, subject.vocab)
+    times: dict[str, list[float]] = {
+        name: [] for name in SETS if name != CONSTRAINED or subject.constraint is not None
+    }
     for _ in range(arguments.rounds):
-        for name, each in rows.items():
-            times[name] += each.measure(arguments.steps, [next(ids) for _ in range(ROWS)], numbers)
+        for name, each in times.items():
+            rows = [
+                NewRow(
+                    next(ids),
+                    params,
+                    params.seed or 0,
+                    known=known[row],
+                    constraint=subject.constraint if name == CONSTRAINED and row % 2 else None,
+                )
+                for row, params in enumerate(SETS[name])
+            ]
+            each += decode_times(subject.runner, rows, arguments.steps, numbers)
     return {name: statistics.median(each) for name, each in times.items()}
 
 
 def section(subject: Subject, medians: dict[str, float], arguments: argparse.Namespace) -> str:
     greedy, drawn = list(medians.values())[:2]
-    where = machine() if mx.default_device() == mx.cpu else str(mx.device_info()["device_name"])
     which = f" --shape {arguments.shape}" if arguments.shape else ""
     return "\n\n".join(
         [
             f"## Rows with settings of their own: {subject.name}",
             f"`python bench/settings.py{which} --rounds {arguments.rounds} --steps {arguments.steps} "
-            f"--prompt {arguments.prompt}`; {where}, mlx {package_version('mlx')}; "
+            f"--prompt {arguments.prompt}`; {device()}, mlx {package_version('mlx')}; "
             f"chairlift {arguments.revision or revision() or 'revision unknown'}.",
             f"The runner's decode step, prompts of {arguments.prompt} tokens, median of all rounds"
             + ("; processor time." if mx.default_device() == mx.cpu else "."),
