@@ -15,8 +15,8 @@ RESULTS = Path(__file__).with_name("RESULTS.md")
 
 HEADER = """# Measurements
 
-Written by `make bench` and `bench/device.py`; each section says how to run it again. Seconds unless another
-unit is named.
+Written by `make bench` and the scripts beside this file; each section says how to run it again. Seconds
+unless another unit is named.
 """
 
 DECODE_NOTE = """The bare step is the model's forward on a pre-filled batch cache of equal lengths, argmax,
