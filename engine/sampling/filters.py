@@ -15,7 +15,7 @@ import numpy as np
 
 from chairlift.engine.request import SamplingParams
 from chairlift.engine.sampling.blocks import BLOCK, highest
-from chairlift.engine.sampling.rows import replaced, taken
+from chairlift.engine.sampling.rows import column, replaced, taken
 
 _COLDEST = 1e-7
 """Temperatures below count as this, under which logits that differ at all are drawn greedily: smaller ones
@@ -26,7 +26,7 @@ def weights(logits: mx.array, settings: Sequence[SamplingParams]) -> mx.array:
     """`[rows, vocab]` of logits: probabilities at each row's temperature, 0 where a filter drops one."""
     heat = [max(params.temperature, _COLDEST) for params in settings]
     if any(value != 1.0 for value in heat):
-        logits = logits / _column(heat)
+        logits = logits / column(heat)
     weights = mx.softmax(logits, axis=-1, precise=True)
     vocab = logits.shape[-1]
     few = [row for row, params in enumerate(settings) if 0 < params.top_k < vocab]
@@ -68,7 +68,7 @@ def _top(weights: mx.array, settings: list[SamplingParams], most: int) -> mx.arr
         weights = weights * (weights >= mx.take_along_axis(found, at, axis=-1))
     if any(params.top_p < 1 for params in settings):
         # Never no mass at all, which a top_p too small for float32 would ask for.
-        share = mx.maximum(_column([params.top_p for params in settings]), 1e-30)
+        share = mx.maximum(column([params.top_p for params in settings]), 1e-30)
         enough = mx.cumsum(found, axis=-1) >= share * weights.sum(axis=-1, keepdims=True)
         # Sums stray by rounding: rows without the filter are left out, and a share near 1 may be missed.
         passed = enough.any(axis=-1, keepdims=True) & mx.array([[params.top_p < 1] for params in settings])
@@ -78,7 +78,7 @@ def _top(weights: mx.array, settings: list[SamplingParams], most: int) -> mx.arr
 
 
 def _min_p(weights: mx.array, settings: list[SamplingParams]) -> mx.array:
-    least = _column([params.min_p for params in settings]) * weights.max(axis=-1, keepdims=True)
+    least = column([params.min_p for params in settings]) * weights.max(axis=-1, keepdims=True)
     return weights * (weights >= least)
 
 
@@ -103,7 +103,7 @@ def exclude_top(
         weights: `[rows, vocab]`, filtered.
         spared: of each row the tokens that stay in any case.
     """
-    threshold = _column([params.xtc_threshold for params in settings])
+    threshold = column([params.xtc_threshold for params in settings])
     over = mx.where(weights > threshold * weights.sum(axis=-1, keepdims=True), weights, mx.inf)
     without = weights * (weights <= over.min(axis=-1, keepdims=True))
     rows = np.repeat(np.arange(len(spared), dtype=np.int32), [len(tokens) for tokens in spared])
@@ -114,7 +114,3 @@ def exclude_top(
     at = mx.array(rows[known]), mx.array(tokens[known])
     without[at] = weights[at]
     return without
-
-
-def _column(values: Sequence[float]) -> mx.array:
-    return mx.array(list(values), dtype=mx.float32)[:, None]

@@ -1,4 +1,4 @@
-"""Some rows of a batch out of it, and back."""
+"""Some rows of a batch out of it, and back; a number of each row's own beside it."""
 
 from __future__ import annotations
 
@@ -26,3 +26,8 @@ def replaced(batch: mx.array, rows: Sequence[int], part: mx.array) -> mx.array:
     for at, row in enumerate(rows):
         order[row] = count + at
     return mx.concatenate([batch, part])[mx.array(order, dtype=mx.int32)]
+
+
+def column(values: Sequence[float]) -> mx.array:
+    """float32 `[rows, 1]`: a number of each row."""
+    return mx.array(list(values), dtype=mx.float32)[:, None]

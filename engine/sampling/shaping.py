@@ -13,7 +13,7 @@ import mlx.core as mx
 import numpy as np
 
 from chairlift.engine.request import SamplingParams
-from chairlift.engine.sampling.rows import replaced, taken
+from chairlift.engine.sampling.rows import column, replaced, taken
 
 BAN = -1e25
 """Added to the logit of a token that is not to be drawn yet. Finite: where a constraint leaves nothing else,
@@ -85,7 +85,7 @@ class Shaping:
         prompt, answer: its tokens so far, where penalties count them.
     """
 
-    __slots__ = ("_mask", "allowed", "bias", "biased", "ends", "min_tokens", "sampling", "tally")
+    __slots__ = ("_mask", "allowed", "bias", "biased", "ends", "sampling", "tally")
 
     def __init__(
         self,
@@ -97,7 +97,6 @@ class Shaping:
         self.sampling = sampling
         self.biased = np.array(list(sampling.logit_bias), dtype=np.int32)
         self.bias = np.array(list(sampling.logit_bias.values()), dtype=np.float32)
-        self.min_tokens = sampling.min_tokens
         self.ends = np.array(sorted(ends), dtype=np.int32)
         self.allowed = np.array(sampling.allowed_token_ids or (), dtype=np.int32)
         self.tally = Tally(prompt, answer) if sampling.counts_tokens else None
@@ -113,7 +112,7 @@ class Shaping:
 
     def addends(self, count: int) -> tuple[np.ndarray, np.ndarray]:
         """(tokens, what is added to their logits) in the draw after `count` tokens. One may come twice."""
-        if count >= self.min_tokens or not len(self.ends):
+        if count >= self.sampling.min_tokens or not len(self.ends):
             return self.biased, self.bias
         ban = np.full(len(self.ends), BAN, dtype=np.float32)
         return np.concatenate([self.biased, self.ends]), np.concatenate([self.bias, ban])
@@ -175,14 +174,14 @@ def _biased(logits: mx.array, shapings: Sequence[Shaping | None], counts: Sequen
 def _penalized(logits: mx.array, counts: mx.array, shapings: Sequence[Shaping]) -> mx.array:
     settings = [shaping.sampling for shaping in shapings]
     if any(params.repetition_penalty != 1 for params in settings):
-        penalty = _column([max(params.repetition_penalty, LEAST_REPETITION) for params in settings])
+        penalty = column([max(params.repetition_penalty, LEAST_REPETITION) for params in settings])
         # Sums of which one part is zero: on a CPU several times faster than a choice between two arrays.
         scale = 1 + (counts > 0) * (penalty - 1)
         logits = mx.maximum(logits, 0) / scale + mx.minimum(logits, 0) * scale
     if any(params.frequency_penalty or params.presence_penalty for params in settings):
         times = mx.floor(counts)
-        frequency = _column([params.frequency_penalty for params in settings])
-        presence = _column([params.presence_penalty for params in settings])
+        frequency = column([params.frequency_penalty for params in settings])
+        presence = column([params.presence_penalty for params in settings])
         logits = logits - (times * frequency + (times > 0) * presence)
     return logits
 
@@ -199,7 +198,3 @@ def _restricted(logits: mx.array, shapings: Sequence[Shaping | None]) -> mx.arra
     rows, vocab = list(strict), logits.shape[-1]
     mask = mx.stack([shaping.mask(vocab) for shaping in strict.values()])
     return replaced(logits, rows, mx.where(mask, taken(logits, rows), -mx.inf))
-
-
-def _column(values: Sequence[float]) -> mx.array:
-    return mx.array(list(values), dtype=mx.float32)[:, None]
