@@ -12,7 +12,7 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -88,7 +88,7 @@ class _Counters:
     tokens: int = 0
     running: int = 0
     started: float | None = None
-    busy_s: float = field(default=0.0)
+    busy_s: float = 0.0
 
 
 class EmbeddingEngine:

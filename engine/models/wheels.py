@@ -117,7 +117,7 @@ def _bytes_below(folder: Path) -> int:
 def _refusal(wheel: Wheel, complaint: str) -> str:
     """One line for what pip said in many."""
     if "No module named pip" in complaint:
-        return f"{wheel.what} cannot be downloaded: this Python has no pip{wheel.otherwise}."
+        return f"{wheel.what} cannot be downloaded: this Python has no pip. Install it{wheel.otherwise}."
     if "No space left" in complaint:
         return f"{wheel.what} cannot be downloaded: no space left in {cache_folder()}."
     return (
