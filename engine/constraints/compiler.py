@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
@@ -26,6 +27,10 @@ MOST_KEPT = 64
 """Compiled grammars that are kept for the next request that has the same."""
 MOST_KEPT_BYTES = 4 * 2**20
 """Of their texts together."""
+_UNSUPPORTED = re.compile(
+    r"^error: (?:look-around|backreferences)|: lookarounds not supported|\\k<", re.MULTILINE
+)
+"""In llguidance's words, which hold the pattern: what of JSON Schema's expressions it does not have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +161,7 @@ def _specials(tokenizer: LLTokenizer) -> dict[str, int]:
 
 
 def _without_unsupported_patterns(piece: Piece) -> Piece:
-    """The same with JSON schemas that are not strict free of patterns which llguidance cannot read."""
+    """The same with JSON schemas that are not strict free of look-around and back-references."""
     match piece:
         case Json(strict=False):
             content = json.loads(piece.schema)
@@ -164,10 +169,10 @@ def _without_unsupported_patterns(piece: Piece) -> Piece:
             while waiting:
                 part = waiting.pop()
                 if isinstance(part, dict):
-                    if isinstance(part.get("pattern"), str) and not _readable(part["pattern"]):
+                    if isinstance(part.get("pattern"), str) and _unsupported(part["pattern"]):
                         del part["pattern"]
                     if isinstance(named := part.get("patternProperties"), dict):
-                        for pattern in [name for name in named if not _readable(name)]:
+                        for pattern in [name for name in named if _unsupported(name)]:
                             del named[pattern]
                 waiting += part.values() if isinstance(part, dict) else part if isinstance(part, list) else ()
             return Json(json.dumps(content), piece.strict, piece.compact)
@@ -182,7 +187,10 @@ def _without_unsupported_patterns(piece: Piece) -> Piece:
             return piece
 
 
-def _readable(pattern: str) -> bool:
+def _unsupported(pattern: str) -> bool:
+    """Whether it would be read but for look-around or back-references. What is malformed stays, to be
+    refused."""
     if regex.complaint(pattern) is not None:
-        return True
-    return not LLMatcher.validate_grammar(LLMatcher.grammar_from_regex(pattern))
+        return False
+    error = LLMatcher.validate_grammar(LLMatcher.grammar_from_regex(pattern))
+    return _UNSUPPORTED.search(error) is not None
