@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from time import perf_counter, thread_time
 
 import numpy as np
 from llguidance import LLExecutor, LLMatcher
 
 _OWN_PLACE = re.compile(r"^at \d+\(\d+\): failed to compile JSON schema: ")
 BROKEN = "The answer's constraint could not be followed: {}."
+TOO_SLOW = "it takes too much time; an ambiguous grammar takes more with every token"
+ALLOWANCE = 0.01
+"""Seconds of a processor that a token may cost. Ordinary ones take some 0.0003, those of an unwieldy pattern
+0.005; those of an ambiguous grammar (`e: e e | "a"`) ever more, within llguidance's own limits."""
+PATIENCE = 0.5
+"""Seconds that a row's tokens may cost beyond that, all together."""
+SLOW = 0.025
+"""Seconds of filling many masks after which the next ones are filled one by one, to see whose they are."""
 
 
 class Matcher:
@@ -27,11 +36,30 @@ class Matcher:
         """Why it follows no more, in one line for the client."""
         self.reason = ""
         """The same in llguidance's words."""
+        self._overdrawn = 0.0
 
     def advance(self, token: int) -> None:
         """The row has drawn the token. Tokens after the end of the answer (drawn ahead) have no effect."""
-        if self.fault is None and not self.inner.is_stopped() and not self.inner.consume_token(token):
+        if self.fault is not None or self.inner.is_stopped():
+            return
+        self._overdrawn = max(0.0, self._overdrawn - ALLOWANCE)
+        began = thread_time()
+        if not self.inner.consume_token(token):
             self.note_fault()
+        self._charge(thread_time() - began)
+
+    def fill(self, bits: np.ndarray) -> None:
+        """Its mask, into int32 `[at least words]`."""
+        began = thread_time()
+        self.inner.unsafe_compute_mask_ptr(bits.ctypes.data, self.words * 4)
+        self._charge(thread_time() - began)
+
+    def _charge(self, seconds: float) -> None:
+        """Set `fault` once it costs too much: it shares the step with all other rows."""
+        self._overdrawn += seconds
+        if self.fault is None and self._overdrawn > PATIENCE:
+            self.fault = BROKEN.format(TOO_SLOW)
+            self.reason = TOO_SLOW
 
     def note_fault(self) -> None:
         """Set `fault` where llguidance gave up: one of its limits was met."""
@@ -59,6 +87,7 @@ class MaskFiller:
 
     def __init__(self) -> None:
         self._executor: LLExecutor | None = None
+        self._slow = False
 
     def fill(self, matchers: Sequence[Matcher | None], forced: Mapping[int, int] | None = None) -> np.ndarray:
         """int32 `[rows, words]`: bit t % 32 of word t // 32 is set where the row may draw token t. Rows with
@@ -75,18 +104,12 @@ class MaskFiller:
         words = max(sizes + [token // 32 + 1 for token in forced.values()])
         bits = np.full((len(matchers), words), -1, dtype=np.int32)
         following = [(m, row) for row, m in enumerate(matchers) if m is not None and m.fault is None]
-        if len(following) == 1:
-            matcher, row = following[0]
-            matcher.inner.unsafe_compute_mask_ptr(bits[row].ctypes.data, matcher.words * 4)
+        if len(following) == 1 or self._slow:
+            self._slow = False
+            for matcher, row in following:
+                matcher.fill(bits[row])
         elif following:
-            if self._executor is None:
-                self._executor = LLExecutor()
-            self._executor.unsafe_compute_mask_ptr(
-                [(matcher.inner, row) for matcher, row in following],
-                bits.ctypes.data,
-                words * 4,
-                len(matchers),
-            )
+            self._fill_together(following, bits)
         for matcher, row in following:
             matcher.note_fault()
             if matcher.fault is None and not bits[row].any():
@@ -97,6 +120,18 @@ class MaskFiller:
             bits[row] = 0
             bits.view(np.uint32)[row, token // 32] = 1 << token % 32
         return bits
+
+    def _fill_together(self, following: Sequence[tuple[Matcher, int]], bits: np.ndarray) -> None:
+        if self._executor is None:
+            self._executor = LLExecutor()
+        began = perf_counter()
+        self._executor.unsafe_compute_mask_ptr(
+            [(matcher.inner, row) for matcher, row in following],
+            bits.ctypes.data,
+            bits.strides[0],
+            len(bits),
+        )
+        self._slow = perf_counter() - began > SLOW
 
 
 def first_line(text: str) -> str:
