@@ -9,7 +9,8 @@ from starlette.responses import Response
 from starlette.types import Scope
 
 from chairlift.server.errors import APIError, request_id_of
-from chairlift.server.payload import PayloadResponse, dump
+from chairlift.server.payload import PayloadResponse
+from chairlift.server.streaming import frame
 
 OVERLOADED = 529
 """Anthropic's status where the field says 503."""
@@ -48,7 +49,7 @@ def envelope(error: APIError, request_id: str) -> dict[str, object]:
 
 def error_frame(error: APIError, request_id: str) -> bytes:
     """The last event of a stream that failed."""
-    return b"event: error\ndata: " + dump(envelope(error, request_id)) + b"\n\n"
+    return frame(envelope(error, request_id), "error")
 
 
 def error_response(error: APIError, scope: Scope) -> Response:

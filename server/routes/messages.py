@@ -27,10 +27,10 @@ from chairlift.server.errors import (
     internal_error,
     request_id_of,
 )
-from chairlift.server.payload import PayloadResponse, dump
+from chairlift.server.payload import PayloadResponse
 from chairlift.server.reasoning import EFFORT
 from chairlift.server.routes.answer import prepare_conversation, submit
-from chairlift.server.streaming import EventStream, unless_gone
+from chairlift.server.streaming import EventStream, frame, unless_gone
 from chairlift.server.validation import ParsedChat, Prepared, check_chat
 from chairlift.server.wire.chat import ChatRequest
 from chairlift.server.wire.messages import CountTokensRequest, MessagesRequest
@@ -154,18 +154,18 @@ def _tokens_of(texts: list[str], context: Context) -> int:
     return sum(len(encode(text, add_special_tokens=False)) for text in texts)
 
 
-def frame(payload: Payload) -> bytes:
-    return f"event: {payload['type']}\n".encode() + b"data: " + dump(payload) + b"\n\n"
+def _frame(payload: Payload) -> bytes:
+    return frame(payload, str(payload["type"]))
 
 
 async def _frames(stream: ParsedStream, encoder: MessageEncoder, request_id: str) -> AsyncGenerator[bytes]:
     """Server-sent events to the end. A failure is an `error` event, and no `message_stop` follows."""
     try:
-        yield frame(encoder.opening())
-        yield frame({"type": "ping"})
+        yield _frame(encoder.opening())
+        yield _frame({"type": "ping"})
         async for event in stream:
             # One write for all that an event brings.
-            payloads = [frame(payload) for payload in encoder.encode(event)]
+            payloads = [_frame(payload) for payload in encoder.encode(event)]
             if payloads:
                 yield b"".join(payloads)
     except APIError as error:
