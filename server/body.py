@@ -12,11 +12,25 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 from starlette.requests import ClientDisconnect
 
+from chairlift.server.context import Context, context_of
 from chairlift.server.errors import CLIENT_CLOSED_REQUEST, APIError, invalid, shorten, unsupported
 from chairlift.server.wire.base import TAG, Wire
 from chairlift.server.wire.parameters import Surface
 
 W = TypeVar("W", bound=Wire)
+
+
+async def receive(http: Request) -> tuple[Context, bytes]:
+    """What every route with a body begins with: the app's context, once it admits requests, and the body.
+
+    Raises:
+        EngineStopped: it admits none.
+        APIError: see `read_body`.
+    """
+    context = context_of(http)
+    context.admit()
+    settings = context.settings
+    return context, await read_body(http, settings.max_body_bytes, settings.body_patience_s)
 
 
 async def read_body(request: Request, limit: int, patience_s: float) -> bytes:

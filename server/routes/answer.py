@@ -14,8 +14,8 @@ from chairlift.engine.engine import Engine, RequestHandle
 from chairlift.engine.errors import ContextLengthExceeded
 from chairlift.engine.output.stream import parsed
 from chairlift.engine.request import Request
-from chairlift.server.body import read_body
-from chairlift.server.context import Context, context_of
+from chairlift.server.body import receive
+from chairlift.server.context import Context
 from chairlift.server.encoders import Encoder, Envelope
 from chairlift.server.errors import invalid, request_id_of
 from chairlift.server.logprobs import TokenTexts
@@ -32,10 +32,8 @@ async def answer(
     http: HTTPRequest, prefix: str, prompt_param: str, prepare: Prepare, make_encoder: MakeEncoder
 ) -> Response:
     """`prefix`: of the answer's id. `prompt_param`: the parameter that a too long prompt is blamed on."""
-    context = context_of(http)
-    context.admit()
-    settings, engine = context.settings, context.engine
-    raw = await read_body(http, settings.max_body_bytes, settings.body_patience_s)
+    context, raw = await receive(http)
+    engine = context.engine
     request_id = request_id_of(http.scope, prefix)
     prepared = await prepare(raw, request_id, context)
     texts = await asyncio.to_thread(lambda: context.token_texts)
@@ -45,7 +43,7 @@ async def answer(
     handles = submit(engine, prepared.requests, prompt_param, each=prepared.choices.drawn)
     streams = [parsed(handle, prepared.make_parser()) for handle in handles]
     if prepared.stream:
-        return EventStream(streams, chunks(streams, encoder), headers, settings.ping_s)
+        return EventStream(streams, chunks(streams, encoder), headers, context.settings.ping_s)
     return await whole_response(http, streams, encoder, headers)
 
 

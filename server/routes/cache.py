@@ -7,7 +7,7 @@ import asyncio
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from chairlift.server.body import parse, read_body
+from chairlift.server.body import parse, receive
 from chairlift.server.context import Context, context_of
 from chairlift.server.errors import invalid
 from chairlift.server.payload import PayloadResponse
@@ -36,10 +36,8 @@ async def clear(request: Request) -> Response:
 @router.post("/v1/cache/warm")
 async def warm(request: Request) -> Response:
     """Answers once the prefix is there."""
-    context = context_of(request)
-    context.administer(request)
-    context.admit()
-    raw = await read_body(request, context.settings.max_body_bytes, context.settings.body_patience_s)
+    context_of(request).administer(request)
+    context, raw = await receive(request)
     tokens, salt = await asyncio.to_thread(_prefix, raw, context)
     pinned = await context.engine.warm(tokens, salt)
     stats = context.engine.stats().prefix

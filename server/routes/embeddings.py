@@ -16,8 +16,7 @@ from starlette.responses import Response
 from chairlift.engine.embedding.engine import EmbeddingEngine
 from chairlift.engine.embedding.types import TokenizedText, Vectors
 from chairlift.engine.embedding.vectors import normalised, similarities
-from chairlift.server.body import read_body
-from chairlift.server.context import Context, context_of
+from chairlift.server.body import receive
 from chairlift.server.embedding import (
     PreparedEmbeddings,
     PreparedPairs,
@@ -35,7 +34,7 @@ router = APIRouter()
 
 @router.post("/v1/embeddings")
 async def embeddings(request: Request) -> Response:
-    context, raw = await _read(request)
+    context, raw = await receive(request)
     prepared = await asyncio.to_thread(prepare_embeddings, raw, context)
     vectors = await _compute(request, prepared.embedder, prepared.texts)
     # A thread: the numbers of a thousand vectors take longer to write than the event loop may wait.
@@ -47,7 +46,7 @@ async def embeddings(request: Request) -> Response:
 @router.post("/v1/rerank")
 @router.post("/v2/rerank")
 async def rerank(request: Request) -> Response:
-    context, raw = await _read(request)
+    context, raw = await receive(request)
     wire, documents, pairs = await asyncio.to_thread(prepare_rerank, raw, context)
     scores = await _scores(request, pairs)
     # A thread here, too: documents may be long.
@@ -79,7 +78,7 @@ def _ranking(
 @router.post("/score")
 @router.post("/v1/score")
 async def score(request: Request) -> Response:
-    context, raw = await _read(request)
+    context, raw = await receive(request)
     pairs = await asyncio.to_thread(prepare_score, raw, context)
     scores = await _scores(request, pairs)
     headers = _request_id("score-")
@@ -97,13 +96,6 @@ async def score(request: Request) -> Response:
         },
         headers=headers,
     )
-
-
-async def _read(request: Request) -> tuple[Context, bytes]:
-    context = context_of(request)
-    context.admit()
-    settings = context.settings
-    return context, await read_body(request, settings.max_body_bytes, settings.body_patience_s)
 
 
 async def _compute(http: Request, embedder: EmbeddingEngine, texts: Sequence[TokenizedText]) -> Vectors:

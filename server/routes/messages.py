@@ -18,7 +18,7 @@ from chairlift.server.anthropic.context import is_due, is_worth, results_to_clea
 from chairlift.server.anthropic.encoder import MessageEncoder, MessageHead, Payload, WholeMessage
 from chairlift.server.anthropic.errors import error_frame
 from chairlift.server.anthropic.translate import Translation, translate
-from chairlift.server.body import fit, parse, read_body
+from chairlift.server.body import fit, parse, receive
 from chairlift.server.context import Context, context_of
 from chairlift.server.errors import (
     CLIENT_CLOSED_REQUEST,
@@ -101,11 +101,8 @@ async def count_tokens(http: Request) -> Response:
 
 async def _prepare(http: Request, form: type[CountTokensRequest], surface: Surface, request_id: str) -> Ready:
     """Raises: APIError with 4xx, which names places as the client does."""
-    context = context_of(http)
-    context.admit()
-    settings = context.settings
-    raw = await read_body(http, settings.max_body_bytes, settings.body_patience_s)
-    wire = await asyncio.to_thread(parse, raw, form, surface, settings.max_json_depth)
+    context, raw = await receive(http)
+    wire = await asyncio.to_thread(parse, raw, form, surface, context.settings.max_json_depth)
     translation = await asyncio.to_thread(translate, wire)
     prepared = await _render(translation, request_id, context)
     ready = Ready(wire, prepared)

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from chairlift.engine.output.stream import parsed
-from chairlift.server.body import read_body
+from chairlift.server.body import receive
 from chairlift.server.context import Context, context_of
 from chairlift.server.errors import CLIENT_CLOSED_REQUEST
 from chairlift.server.payload import PayloadResponse
@@ -52,10 +52,7 @@ async def frames(events: AsyncGenerator[Payload]) -> AsyncGenerator[bytes]:
 
 @router.post("")
 async def create(http: Request) -> Response:
-    context = context_of(http)
-    context.admit()
-    settings = context.settings
-    raw = await read_body(http, settings.max_body_bytes, settings.body_patience_s)
+    context, raw = await receive(http)
     asked = await read(raw, context)
     answering = await _begin(asked, context)
     headers = {"X-Request-Id": answering.id}
@@ -68,10 +65,10 @@ async def create(http: Request) -> Response:
             raise
         if not wire.stream:
             return PayloadResponse(answering.snapshot, headers=headers)
-        return EventStream((), frames(answering.follow(-1)), headers, settings.ping_s)
+        return EventStream((), frames(answering.follow(-1)), headers, context.settings.ping_s)
     responses.enter(answering)
     if wire.stream:
-        return ResponseStream(responses, answering, headers, settings.ping_s)
+        return ResponseStream(responses, answering, headers, context.settings.ping_s)
     try:
         response = await unless_gone(http, (answering.stream,), _whole(answering))
         if response is None:
@@ -120,10 +117,7 @@ async def _whole(answering: Answering) -> Payload:
 @router.post("/input_tokens")
 async def input_tokens(http: Request) -> Response:
     """How many tokens the prompt of such a request has."""
-    context = context_of(http)
-    context.admit()
-    settings = context.settings
-    raw = await read_body(http, settings.max_body_bytes, settings.body_patience_s)
+    context, raw = await receive(http)
     asked = await read(raw, context, INPUT_TOKENS)
     truncate = asked.wire.truncation == "auto"
     prepared = await prepare(asked.translation, new_id("resp"), context, truncate=truncate)

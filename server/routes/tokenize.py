@@ -8,8 +8,8 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from chairlift.engine.plan import ModelInfo, Tokenizer
-from chairlift.server.body import parse, read_body
-from chairlift.server.context import Context, context_of
+from chairlift.server.body import parse, receive
+from chairlift.server.context import Context
 from chairlift.server.errors import invalid, model_not_found, unsupported
 from chairlift.server.messages import characters, image_references, render
 from chairlift.server.payload import PayloadResponse
@@ -25,17 +25,13 @@ router = APIRouter()
 
 @router.post("/tokenize")
 async def tokenize(request: Request) -> Response:
-    context = context_of(request)
-    context.admit()
-    raw = await read_body(request, context.settings.max_body_bytes, context.settings.body_patience_s)
+    context, raw = await receive(request)
     return await asyncio.to_thread(_tokenize, raw, context)
 
 
 @router.post("/detokenize")
 async def detokenize(request: Request) -> Response:
-    context = context_of(request)
-    context.admit()
-    raw = await read_body(request, context.settings.max_body_bytes, context.settings.body_patience_s)
+    context, raw = await receive(request)
     return await asyncio.to_thread(_detokenize, raw, context)
 
 
