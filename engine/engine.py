@@ -128,7 +128,6 @@ class Engine:
         self._pace: Pace
         self._disk: DiskTraffic | None = None
         self._kept: KeptPrefixes
-        self._in_flight: StepPlan | None = None
         self._answers: dict[Row, _Answer] = {}
         self._counters = _Counters()
         self._runner_stats = RunnerStats()
@@ -401,16 +400,12 @@ class Engine:
 
     async def _step(self, plan: StepPlan) -> StepResult | None:
         assert self._thread is not None
-        self._counters.step_started = time.monotonic()
-        begun = time.monotonic()
+        begun = self._counters.step_started = time.monotonic()
         try:
             result = await self._thread.run(partial(self._step_on_thread, plan))
-            before = self._in_flight
-            if result is not None and before is not None and before.number == result.number:
-                self._pace.observe(before, plan, time.monotonic() - begun)
+            self._pace.observe(plan, time.monotonic() - begun)
             return result
         finally:
-            self._in_flight = plan
             self._counters.steps += 1
             self._counters.step_ended = time.monotonic()
             self._counters.step_started = None

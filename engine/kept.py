@@ -44,7 +44,8 @@ class KeptPrefixes:
     disk: DiskTraffic | None
     submit: Callable[[Request], RequestHandle]
     wake: Callable[[], None]
-    _clearing: list[asyncio.Future[None]] = field(default_factory=list)
+    _clearing: list[tuple[int, asyncio.Future[None]]] = field(default_factory=list)
+    """Number of the last plan that was made before, and who waits for one after it."""
 
     async def warm(self, tokens: Sequence[int], salt: str) -> int:
         """See `Engine.warm`."""
@@ -67,7 +68,7 @@ class KeptPrefixes:
         memory = self.scheduler.prefixes.stats.bytes
         self.scheduler.clear_prefixes()
         done = asyncio.get_running_loop().create_future()
-        self._clearing.append(done)
+        self._clearing.append((self.scheduler.plans, done))
         self.wake()
         files = await self.disk.clear() if disk and self.disk is not None else 0
         await done
@@ -75,12 +76,13 @@ class KeptPrefixes:
 
     def carried_out(self, plan: StepPlan | None = None) -> None:
         """A plan, or all there will be."""
-        if plan is not None and not plan.tidy:
-            return
-        for done in self._clearing:
-            if not done.done():
+        waiting = []
+        for before, done in self._clearing:
+            if plan is not None and plan.number <= before:
+                waiting.append((before, done))
+            elif not done.done():
                 done.set_result(None)
-        self._clearing.clear()
+        self._clearing = waiting
 
 
 def _require_room(index: PrefixIndex, chain: Chain) -> None:

@@ -36,16 +36,18 @@ class Pace:
         self._start = min(start, most)
         self._most = most
         self._grain = grain
+        self._before: StepPlan | None = None
         self._decode: deque[float] = deque(maxlen=SAMPLES)
         self._token: deque[float] = deque(maxlen=SAMPLES)
 
-    def observe(self, first: StepPlan, second: StepPlan, seconds: float) -> None:
-        """Between the ends of two steps that followed one another, so much time went by. Which of the two it
-        went to depends on the device, so only what holds for both tells anything."""
-        if first.encode or second.encode:
+    def observe(self, plan: StepPlan, seconds: float) -> None:
+        """Launching this plan and waiting for the one before took so long. Which of the two it went to
+        depends on the device, so only what holds for both tells anything."""
+        before, self._before = self._before, plan
+        if before is None or before.encode or plan.encode:
             return
-        tokens = [sum(len(span.tokens) for span in plan.prefill) for plan in (first, second)]
-        if not any(tokens) and first.decode and second.decode:
+        tokens = [sum(len(span.tokens) for span in each.prefill) for each in (before, plan)]
+        if not any(tokens) and before.decode and plan.decode:
             self._decode.append(seconds)
         elif min(tokens) >= LEAST_TOKENS and self._decode:
             self._token.append(2 * max(0.0, seconds - median(self._decode)) / sum(tokens))

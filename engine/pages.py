@@ -24,6 +24,8 @@ class PageStore:
     def __init__(self, pages: PageFormat, spec: PrefixSpec) -> None:
         self.spec = spec
         self._format = pages
+        self.nbytes = 0
+        """Of all that is kept."""
         self._pages: dict[int, mx.array] = {}
         self._states: dict[int, State] = {}
         self._spoiled: set[int] = set()
@@ -33,8 +35,8 @@ class PageStore:
 
     def drop(self, ids: Iterable[int]) -> None:
         for id in ids:
-            self._pages.pop(id, None)
-            self._states.pop(id, None)
+            page, state = self._pages.pop(id, None), self._states.pop(id, None)
+            self.nbytes -= (page.nbytes if page is not None else 0) + (state.data.nbytes if state else 0)
         self._take_back()
 
     def save(self, save: Save, residents: Residents) -> list[mx.array]:
@@ -58,16 +60,24 @@ class PageStore:
             for page in save.pages:
                 part = slice(page.start - start, page.start - start + page.tokens)
                 data = self._format.pack([[plane[:, :, part] for plane in layer] for layer in planes])
-                self._pages[page.id] = data
+                self._put(page, data)
                 new.append(data)
         if save.checkpoint is not None:
             held = residents.rows[save.row].held
             if held != save.checkpoint.start:
                 raise ValueError(f"The row holds {held} tokens, not {save.checkpoint.start}.")
             state = self._format.pack_state(residents.states(save.row, self._format))
-            self._states[save.checkpoint.id] = state
+            self._put(save.checkpoint, state)
             new.append(state.data)
         return new
+
+    def _put(self, page: Page, kept: mx.array | State) -> None:
+        if isinstance(kept, State):
+            self._states[page.id] = kept
+            self.nbytes += kept.data.nbytes
+        else:
+            self._pages[page.id] = kept
+            self.nbytes += kept.nbytes
 
     def load(self, loads: Iterable[Load]) -> None:
         """Keep what comes from outside; where it is not what it should be, it counts as spoiled."""
@@ -76,9 +86,9 @@ class PageStore:
             try:
                 data = mx.array(given.data if given.data.nbytes else [], dtype=mx.uint8)  # type: ignore[arg-type]
                 if not page.tokens:
-                    self._states[page.id] = self._format.state_of(data, given.shapes)
+                    self._put(page, self._format.state_of(data, given.shapes))
                 elif data.shape == (self._format.page_bytes(page.tokens),):
-                    self._pages[page.id] = data
+                    self._put(page, data)
                 else:
                     raise ValueError(f"A page of {page.tokens} tokens has {data.size} bytes.")
             except Exception:
@@ -153,13 +163,8 @@ class PageStore:
         self._spoiled.clear()
         return spoiled
 
-    @property
-    def nbytes(self) -> int:
-        return sum(page.nbytes for page in self._pages.values()) + sum(
-            state.data.nbytes for state in self._states.values()
-        )
-
     def clear(self) -> None:
         self._pages.clear()
         self._states.clear()
         self._lent.clear()
+        self.nbytes = 0

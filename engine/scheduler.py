@@ -107,6 +107,11 @@ class Scheduler:
         return [*self._live.values(), *self._waiting.values()]
 
     @property
+    def plans(self) -> int:
+        """Number of the last plan."""
+        return self._step
+
+    @property
     def busy(self) -> bool:
         """There is something to compute, to release, to drop or to fetch."""
         return bool(self._waiting) or self._has_work

@@ -16,54 +16,17 @@ entries are at most `limit`, and there are at most `MOST_ENTRIES`.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 from chairlift.engine.prefix.chain import Chain, bisect, checkpoint_digest, common, digest
+from chairlift.engine.prefix.node import Checkpoint, Node, subtree
 from chairlift.engine.prefix.vocabulary import Page, PrefixSpec, PrefixStats
 
 MOST_ENTRIES = 100_000
 """Pages and checkpoints: each is a buffer on the device, and Metal bounds their number beside their bytes."""
 MOST_COMPARED = 64
 """Siblings, latest first, that are searched for one that begins as the sequence goes on."""
-
-
-@dataclass(slots=True, eq=False)
-class Node:
-    """A block in the tree."""
-
-    page: Page
-    digest: bytes
-    tokens: tuple[int, ...]
-    root: bytes
-    parent: Node | None
-    children: dict[int, list[Node]] = field(default_factory=dict)
-    """By first token, oldest first."""
-    checkpoint: Checkpoint | None = None
-    dead: bool = False
-    pinned: bool = False
-
-    @property
-    def stop(self) -> int:
-        """Tokens from the sequence's beginning to the node's end."""
-        return self.page.start + self.page.tokens
-
-    @property
-    def path(self) -> list[Node]:
-        """From the first block to this one."""
-        nodes: list[Node] = []
-        node: Node | None = self
-        while node is not None:
-            nodes.append(node)
-            node = node.parent
-        return nodes[::-1]
-
-
-@dataclass(slots=True, eq=False)
-class Checkpoint:
-    page: Page
-    node: Node
-    pinned: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,7 +193,7 @@ class PrefixIndex:
             return None
         name = checkpoint_digest(node.digest)
         node.checkpoint = Checkpoint(Page(self._new_id(), node.stop, 0, name, node.digest), node)
-        self._enter(node.checkpoint, node.checkpoint.page.id, self.spec.checkpoint_bytes)
+        self._enter(node.checkpoint, self.spec.checkpoint_bytes)
         return node.checkpoint.page
 
     def adopt(self, chain: Chain, pages: Iterable[Page]) -> list[Page | None]:
@@ -287,7 +250,7 @@ class PrefixIndex:
         ]
         siblings.append(node)
         self._nodes[name] = node
-        self._enter(node, node.page.id, size)
+        self._enter(node, size)
         for tail in outgrown:
             self._remove(tail)
         return node
@@ -333,7 +296,7 @@ class PrefixIndex:
         has of them."""
         for page in pages:
             entry = self._by_id.get(page.id)
-            gone = _subtree(entry) if isinstance(entry, Node) else ()
+            gone = subtree(entry) if isinstance(entry, Node) else ()
             names = (page.digest, *(one.page.digest for one in gone))
             self._distrusted += [name for name in names if name]
             self.forget([page.id])
@@ -378,7 +341,7 @@ class PrefixIndex:
         return self.used + need <= self.limit and len(self) < MOST_ENTRIES
 
     def _remove(self, entry: Node | Checkpoint) -> None:
-        for gone in list(_subtree(entry)) if isinstance(entry, Node) else [entry]:
+        for gone in list(subtree(entry)) if isinstance(entry, Node) else [entry]:
             if isinstance(gone, Node):
                 gone.dead = True
                 self._nodes.pop(gone.digest, None)
@@ -402,25 +365,12 @@ class PrefixIndex:
         if node.parent is None and not children:
             del self._roots[node.root]
 
-    def _enter(self, entry: Node | Checkpoint, id: int, size: int) -> None:
+    def _enter(self, entry: Node | Checkpoint, size: int) -> None:
         self._entries[entry] = size
-        self._by_id[id] = entry
+        self._by_id[entry.page.id] = entry
         self.used += size
         self.version += 1
 
     def _new_id(self) -> int:
         self._next_id += 1
         return self._next_id
-
-
-def _subtree(node: Node) -> Iterator[Node | Checkpoint]:
-    """Everything behind a node, the node last."""
-    stack, found = [node], []
-    while stack:
-        one = stack.pop()
-        found.append(one)
-        stack += [child for siblings in one.children.values() for child in siblings]
-    for one in reversed(found):
-        if one.checkpoint is not None:
-            yield one.checkpoint
-        yield one

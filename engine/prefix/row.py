@@ -6,7 +6,8 @@ from collections.abc import Iterable, Sequence
 
 from chairlift.engine.prefix.chain import Chain
 from chairlift.engine.prefix.fetch import Catalogue, missing_pages
-from chairlift.engine.prefix.index import Hit, Node, PrefixIndex
+from chairlift.engine.prefix.index import Hit, PrefixIndex
+from chairlift.engine.prefix.node import Node
 from chairlift.engine.prefix.vocabulary import Page, Restore, Save
 
 LEAST_CHECKPOINT = 128

@@ -16,21 +16,28 @@ def mixed(tokens: int) -> StepPlan:
     return StepPlan(2, prefill=(Span(2, 0, (0,) * tokens, last=False),), decode=(1,))
 
 
+def follow(pace: Pace, first: StepPlan, second: StepPlan, seconds: float) -> None:
+    """Two steps that follow one another, and nothing else."""
+    for plan in (StepPlan(0), first):
+        pace.observe(plan, 0.0)
+    pace.observe(second, seconds)
+
+
 def settled(pace: Pace, decode: float, token: float, steps: int = 20) -> Pace:
     """After a while on a device of these costs."""
     for _ in range(steps):
-        pace.observe(DECODE, DECODE, decode)
+        follow(pace, DECODE, DECODE, decode)
         tokens = pace.tokens()
-        pace.observe(mixed(tokens), mixed(tokens), decode + token * tokens)
-        pace.observe(mixed(tokens), DECODE, decode)
-        pace.observe(DECODE, mixed(tokens), decode)
+        follow(pace, mixed(tokens), mixed(tokens), decode + token * tokens)
+        follow(pace, mixed(tokens), DECODE, decode)
+        follow(pace, DECODE, mixed(tokens), decode)
     return pace
 
 
 def test_before_anything_is_known_it_starts_as_told() -> None:
     pace = Pace(None, start=64, most=256)
     assert pace.tokens() == 64 and pace.allowed is None
-    pace.observe(DECODE, DECODE, 0.1)
+    follow(pace, DECODE, DECODE, 0.1)
     assert pace.tokens() == 64 and pace.allowed == pytest.approx(0.5)
     assert Pace(None, start=64, most=16).tokens() == 16
 
@@ -65,15 +72,15 @@ def test_steps_keep_to_the_time_allowed(decode: float, token: float, most: int, 
 
 def test_one_slow_step_changes_nothing() -> None:
     pace = settled(Pace(None, start=64, most=512), 0.1, 0.006)
-    pace.observe(DECODE, DECODE, 15)
-    pace.observe(mixed(64), mixed(64), 15)
+    follow(pace, DECODE, DECODE, 15)
+    follow(pace, mixed(64), mixed(64), 15)
     assert pace.tokens() == 66
 
 
 def test_images_and_stubs_tell_nothing() -> None:
     pace = Pace(None, start=64, most=512)
-    pace.observe(DECODE, DECODE, 0.1)
-    pace.observe(mixed(5), mixed(64), 3)
-    pace.observe(DECODE, StepPlan(3, decode=(1,), encode=(2,)), 9)
-    pace.observe(DECODE, StepPlan(3), 9)
+    follow(pace, DECODE, DECODE, 0.1)
+    follow(pace, mixed(5), mixed(64), 3)
+    follow(pace, DECODE, StepPlan(3, decode=(1,), encode=(2,)), 9)
+    follow(pace, DECODE, StepPlan(3), 9)
     assert pace.tokens() == 64 and pace.allowed == pytest.approx(0.5)
