@@ -42,12 +42,11 @@ class Column:
     no_effect: frozenset[str]
 
     def cell(self, parameter: str) -> str:
-        if parameter not in self.theirs:
-            return "–"
-        if parameter in self.no_effect:
-            return "no effect"
+        """Of what the endpoint takes, whichever library has it."""
         if parameter in self.wire.model_fields:
-            return "works"
+            return "no effect" if parameter in self.no_effect else "works"
+        if parameter not in self.theirs and parameter not in self.surface.neutral:
+            return "–"
         values = self.surface.neutral[parameter]  # a KeyError: nobody has decided on it
         but = ", ".join(f"`{json.dumps(value)}`" for value in values)
         return f"refused but {but}" if but else "refused"
