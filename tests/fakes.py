@@ -1,143 +1,29 @@
-"""A runner and a tokenizer without a model: exact, deterministic, and told when to go wrong.
+"""A runner without a model: exact, deterministic, and told when to go wrong.
 
 `FakeRunner` follows the `Runner` protocol, one step of look-ahead included, checks every plan against it, and
-draws tokens by a pure function of the row's tokens so far. `FakeTokenizer` is bytes: token id = byte.
+draws tokens by a pure function of the row's tokens so far.
 """
 
 from __future__ import annotations
 
 import asyncio
-import re
 import threading
 import zlib
 from array import array
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from llguidance import LLTokenizer
-
-from chairlift.engine.chat.conversation import Conversation
-from chairlift.engine.chat.template import ChatTemplate
 from chairlift.engine.constraints import Compiler
 from chairlift.engine.constraints.matcher import Matcher
-from chairlift.engine.errors import InvalidParameter
 from chairlift.engine.media import MediaProcessor
 from chairlift.engine.plan import LoadedModel, ModelInfo, NewRow, RunnerStats, Sample, StepPlan, StepResult
 from chairlift.engine.prefix.vocabulary import Page, PageData, PageSink, PrefixSpec, Restore, Save
 from chairlift.engine.thinking import ThinkingCount
-from tests.vocabularies import allowed, trial, vocabulary
+from tests.fake_tokenizer import EOS, FakeTokenizer
+from tests.gate import Gate
+from tests.vocabularies import allowed, trial
 
-BOS, EOS, START, END = 256, 257, 258, 259
-SPECIALS = {BOS: "<s>", EOS: "</s>", START: "<|im_start|>", END: "<|im_end|>"}
 KV_BYTES_PER_TOKEN = 4
-PATIENCE = 10.0
-"""Seconds after which a gate that nobody opens fails the test instead of hanging it."""
-
-
-class FakeTokenizer:
-    """Bytes, plus a few special tokens; a chat template in ChatML.
-
-    Args:
-        refuse: the chat template refuses every conversation with this message.
-        chat_template: False for a model that has none.
-        template: what the template's text is said to be; conversations are rendered as ChatML in any case.
-        opens: what the template writes at the end of the prompt, behind the assistant's name.
-        specials: further special tokens.
-        jinja: a real chat template, which renders conversations.
-    """
-
-    tool_parser: str | None = None
-
-    def __init__(
-        self,
-        *,
-        refuse: str | None = None,
-        chat_template: bool = True,
-        template: str = "",
-        opens: str = "",
-        specials: Sequence[str] = (),
-        jinja: str | None = None,
-    ) -> None:
-        self.refuse = refuse
-        self.template = None if jinja is None else ChatTemplate(jinja, {"bos_token": "", "eos_token": ""})
-        self.has_chat_template = chat_template
-        self.chat_templates = (template if jinja is None else jinja,) if chat_template else ()
-        self.opens = opens
-        self._specials = {**SPECIALS, **{260 + index: text for index, text in enumerate(specials)}}
-        self.template_arguments: list[dict[str, object]] = []
-        """What each call of the template got beside the messages."""
-
-    @property
-    def vocab_size(self) -> int:
-        return 256 + len(self._specials)
-
-    @property
-    def special_tokens(self) -> Mapping[str, int]:
-        return {text: token for token, text in self._specials.items()}
-
-    def token_id(self, text: str) -> int | None:
-        return self.special_tokens.get(text)
-
-    @property
-    def eos_token_ids(self) -> frozenset[int]:
-        return frozenset({EOS, END})
-
-    def grammar_vocabulary(self) -> LLTokenizer:
-        tokens = [bytes([byte]) for byte in range(256)] + [text.encode() for text in self._specials.values()]
-        return vocabulary(tokens, (EOS, END), set(self._specials))
-
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        return list(text.encode())
-
-    def template_mentions(self, variable: str) -> bool:
-        return any(re.search(rf"\b{re.escape(variable)}\b", text) for text in self.chat_templates)
-
-    def marked(self, text: str) -> list[int]:
-        """Tokens of a text in which special tokens are written out, as a model would draw them."""
-        tokens: list[int] = []
-        pattern = "|".join(re.escape(mark) for mark in self._specials.values())
-        for part in re.split(f"({pattern})", text):
-            token = self.token_id(part)
-            tokens += part.encode() if token is None else [token]
-        return tokens
-
-    def decode(self, token_ids: list[int], *, skip_special_tokens: bool = False) -> str:
-        parts = bytearray()
-        for token in token_ids:
-            if token < 256:
-                parts.append(token)
-            elif not skip_special_tokens:
-                parts += self._specials[token].encode()
-        return parts.decode(errors="replace")
-
-    def token_strings(self, token_ids: list[int]) -> list[str]:
-        return [SPECIALS.get(token, chr(token)) for token in token_ids]
-
-    def apply_chat_template(
-        self,
-        messages: list[dict[str, object]],
-        *,
-        tools: list[dict[str, object]] | None = None,
-        documents: Sequence[dict[str, object]] = (),
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        **kwargs: object,
-    ) -> list[int]:
-        self.template_arguments.append({"tools": tools, **kwargs})
-        if self.refuse is not None:
-            raise InvalidParameter("messages", self.refuse)
-        if self.template is not None:
-            end = (add_generation_prompt, continue_final_message)
-            said = Conversation(tuple(messages), tuple(tools or ()), tuple(documents), *end, kwargs)
-            return self.encode(self.template.render(said))
-        tokens: list[int] = []
-        for message in messages:
-            tokens += [START, *self.encode(f"{message['role']}\n{message['content']}"), END, *b"\n"]
-        if continue_final_message:
-            del tokens[-2:]
-        if add_generation_prompt:
-            tokens += [START, *self.encode("assistant\n" + self.opens)]
-        return tokens
 
 
 @dataclass
@@ -219,44 +105,6 @@ def all_rows(plan: StepPlan) -> Collection[int]:
 
 def first_row(plan: StepPlan) -> Collection[int]:
     return plan.rows[:1]
-
-
-class Gate:
-    """Where a thread waits while it is closed. For one thread."""
-
-    def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._closed = False
-        self._passes = 0
-        self._standing = False
-
-    def close(self) -> None:
-        with self._changed:
-            self._closed, self._passes = True, 0
-
-    def open(self) -> None:
-        with self._changed:
-            self._closed = False
-            self._changed.notify_all()
-
-    def let_one_through(self) -> None:
-        with self._changed:
-            self._passes += 1
-            self._changed.notify_all()
-
-    def go(self) -> None:
-        """Pass, now or when it is allowed."""
-        with self._changed:
-            self._standing = True
-            self._changed.notify_all()
-            self._changed.wait_for(lambda: not self._closed or self._passes)
-            self._passes -= self._closed
-            self._standing = False
-
-    def wait(self) -> bool:
-        """Until the thread stands at the closed gate; False if it does not come."""
-        with self._changed:
-            return self._changed.wait_for(lambda: self._standing and not self._passes, PATIENCE)
 
 
 class FakeRunner:

@@ -18,7 +18,8 @@ from chairlift.server.metrics import ServerMetrics
 from chairlift.server.serve import EmbeddingServing, Serving, listen, serve_engine
 from chairlift.server.settings import ServerSettings
 from tests.clients.template import TEMPLATE
-from tests.fakes import EOS, FakeRow, FakeRunner, FakeTokenizer, fake_model
+from tests.fake_tokenizer import EOS, FakeTokenizer
+from tests.fakes import FakeRow, FakeRunner, fake_model
 
 NAME = "scripted"
 RESULT = re.compile(r"<tool_response>\n(.*?)\n</tool_response>", re.DOTALL)

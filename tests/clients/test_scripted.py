@@ -8,7 +8,8 @@ import pytest
 
 from tests.clients.scripted import Scripted, answer
 from tests.clients.template import TEMPLATE
-from tests.fakes import FakeRunner, FakeTokenizer
+from tests.fake_tokenizer import FakeTokenizer
+from tests.fakes import FakeRunner
 from tests.server.harness import MODEL, lift
 
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 19, "b": 23}}\n</tool_call>'

@@ -10,7 +10,8 @@ from chairlift.engine.events import Event, Failed, Finished, TextDelta
 from chairlift.engine.plan import NewRow
 from chairlift.engine.prefix.vocabulary import PrefixSpec
 from chairlift.engine.request import Request, SamplingParams
-from tests.fakes import Draw, FakeRow, FakeRunner, FakeTokenizer, fake_model, letters
+from tests.fake_tokenizer import FakeTokenizer
+from tests.fakes import Draw, FakeRow, FakeRunner, fake_model, letters
 
 
 @asynccontextmanager

@@ -20,7 +20,8 @@ from chairlift.engine.events import Event, Finished, FinishReason, TextDelta, To
 from chairlift.engine.plan import LoadedModel, RunnerStats
 from chairlift.engine.request import Request
 from tests.engine.driving import end, events, request, settled, solo, started, text, tokens
-from tests.fakes import EOS, FakeRunner, Fault, all_rows, answering, fake_model
+from tests.fake_tokenizer import EOS
+from tests.fakes import FakeRunner, Fault, all_rows, answering, fake_model
 
 
 class TestStart:

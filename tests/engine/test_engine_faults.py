@@ -14,7 +14,9 @@ from chairlift.engine.prefix.row import RowPrefix
 from chairlift.engine.prefix.vocabulary import PrefixSpec
 from chairlift.engine.scheduler import MAX_LOSSES
 from tests.engine.driving import end, events, request, settled, solo, started, tokens
-from tests.fakes import PATIENCE, FakeRunner, FakeTokenizer, Fault, all_rows, answering, first_row
+from tests.fake_tokenizer import FakeTokenizer
+from tests.fakes import FakeRunner, Fault, all_rows, answering, first_row
+from tests.gate import PATIENCE
 
 
 async def goes_on(engine: Engine, runner: FakeRunner) -> None:

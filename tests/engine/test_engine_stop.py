@@ -12,7 +12,8 @@ from chairlift.engine.errors import EngineStopped
 from chairlift.engine.events import Failed, Finished, FinishReason, Usage
 from chairlift.engine.plan import LoadedModel
 from tests.engine.driving import end, events, request, settled, solo, started, tokens
-from tests.fakes import PATIENCE, FakeRunner, fake_model
+from tests.fakes import FakeRunner, fake_model
+from tests.gate import PATIENCE
 
 LONG = 1000.0
 """Seconds; a drain that waited for its time-out would not end in a test's life."""

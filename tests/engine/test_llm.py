@@ -21,7 +21,8 @@ from chairlift.engine.llm import LLM, PromptError, RequestOutput
 from chairlift.engine.plan import LoadedModel, StepPlan
 from chairlift.engine.request import SamplingParams
 from tests.engine.driving import request, solo
-from tests.fakes import EOS, FakeRunner, FakeTokenizer, Fault, answering, fake_model, first_row
+from tests.fake_tokenizer import EOS, FakeTokenizer
+from tests.fakes import FakeRunner, Fault, answering, fake_model, first_row
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8)
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from chairlift.engine.request import SamplingParams
 from chairlift.engine.text import MOST_WINDOW, AnswerText, Detokenizer, StopStrings
-from tests.fakes import BOS, END, EOS, START, FakeTokenizer
+from tests.fake_tokenizer import BOS, END, EOS, START, FakeTokenizer
 
 UNFINISHED = "\ufffd"
 

@@ -20,7 +20,8 @@ from chairlift.server.app import create_app
 from chairlift.server.connection import Connection
 from chairlift.server.metrics import ServerMetrics
 from chairlift.server.settings import ServerSettings
-from tests.fakes import FakeRunner, FakeTokenizer, fake_model
+from tests.fake_tokenizer import FakeTokenizer
+from tests.fakes import FakeRunner, fake_model
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from tests.fakes import EOS, FakeRunner, FakeTokenizer, answering
+from tests.fake_tokenizer import EOS, FakeTokenizer
+from tests.fakes import FakeRunner, answering
 from tests.server.harness import MODEL, error_of, lift, stream_of
 
 HI = len(b"user\nHi") + 3 + len(b"assistant\n") + 1

@@ -11,7 +11,8 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from chairlift.engine.engine import EngineConfig
 from chairlift.engine.plan import Sample, StepPlan, StepResult
 from chairlift.server.choices import sibling_seed
-from tests.fakes import EOS, FakeRow, FakeRunner, Fault, all_rows, answering
+from tests.fake_tokenizer import EOS
+from tests.fakes import FakeRow, FakeRunner, Fault, all_rows, answering
 from tests.server.harness import JSON, Lift, error_of, lift, stream_of
 
 WARM: JSON = {"temperature": 1, "seed": 5, "max_tokens": 6}

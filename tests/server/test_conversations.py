@@ -7,7 +7,8 @@ import pytest
 pytest.importorskip("transformers")
 
 from tests.engine.chat.templates import FAMILIES, GEMMA, QWEN3
-from tests.fakes import FakeRunner, FakeTokenizer, answering
+from tests.fake_tokenizer import FakeTokenizer
+from tests.fakes import FakeRunner, answering
 from tests.server.harness import JSON, MODEL, Lift, error_of, lift
 
 TEXT = {"type": "text", "text": "one"}

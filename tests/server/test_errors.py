@@ -10,7 +10,8 @@ import pytest
 from chairlift.engine.engine import EngineConfig
 from chairlift.engine.request import Request
 from chairlift.server.settings import ServerSettings
-from tests.fakes import FakeRunner, FakeTokenizer, Fault, all_rows, answering
+from tests.fake_tokenizer import FakeTokenizer
+from tests.fakes import FakeRunner, Fault, all_rows, answering
 from tests.server.harness import CHAT, COMPLETIONS, MODEL, chat_body, error_of, lift, sse
 
 GOOD = json.dumps(chat_body()).encode()

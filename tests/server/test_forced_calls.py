@@ -12,7 +12,8 @@ import pytest
 from openai import AsyncOpenAI, pydantic_function_tool
 
 from chairlift.server.settings import ParserSettings, ServerSettings
-from tests.fakes import EOS, Draw, FakeRow, FakeRunner, FakeTokenizer, answering, letters
+from tests.fake_tokenizer import EOS, FakeTokenizer
+from tests.fakes import Draw, FakeRow, FakeRunner, answering, letters
 from tests.server.harness import JSON, MODEL, Lift, error_of, lift, on_socket
 
 SCHEMA: JSON = {

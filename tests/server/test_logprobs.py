@@ -17,7 +17,8 @@ from chairlift.server.logprobs import (
     completion_logprobs,
     written_bytes,
 )
-from tests.fakes import EOS, FakeRunner, FakeTokenizer, answering
+from tests.fake_tokenizer import EOS, FakeTokenizer
+from tests.fakes import FakeRunner, answering
 from tests.server.harness import error_of, lift, stream_of
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from chairlift.server.validation import MOST_CHARACTERS
-from tests.fakes import FakeRunner, FakeTokenizer, answering
+from tests.fake_tokenizer import FakeTokenizer
+from tests.fakes import FakeRunner, answering
 from tests.server.harness import JSON, error_of, lift
 
 CONTEXT = 100

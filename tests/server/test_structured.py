@@ -12,7 +12,8 @@ from openai import AsyncOpenAI, LengthFinishReasonError
 from pydantic import BaseModel
 
 from chairlift.engine.engine import EngineConfig
-from tests.fakes import EOS, FakeRow, FakeRunner, FakeTokenizer, answering, letters
+from tests.fake_tokenizer import EOS, FakeTokenizer
+from tests.fakes import FakeRow, FakeRunner, answering, letters
 from tests.server.harness import JSON, MODEL, Lift, error_of, lift, on_socket, stream_of
 
 PERSON: JSON = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import httpx
 import pytest
 
-from tests.fakes import END, SPECIALS, START, FakeTokenizer
+from tests.fake_tokenizer import END, SPECIALS, START, FakeTokenizer
 from tests.server.harness import JSON, MODEL, Lift, error_of, lift
 
 

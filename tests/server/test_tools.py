@@ -10,7 +10,8 @@ import pytest
 from openai import AsyncOpenAI
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from tests.fakes import EOS, FakeRow, FakeRunner, FakeTokenizer, answering
+from tests.fake_tokenizer import EOS, FakeTokenizer
+from tests.fakes import FakeRow, FakeRunner, answering
 from tests.server.harness import JSON, MODEL, Lift, error_of, lift, on_socket, stream_of
 
 LOOK: JSON = {

@@ -14,7 +14,7 @@ from chairlift.engine.embedding.types import (
     TokenizedText,
     Vectors,
 )
-from tests.fakes import Gate
+from tests.gate import Gate
 
 WIDTH = 4
 POISON = 255

@@ -27,7 +27,7 @@ from chairlift.engine.output.events import (
     ToolCallStart,
 )
 from chairlift.engine.output.formats import OutputFormat, choose_format
-from tests.fakes import FakeTokenizer
+from tests.fake_tokenizer import FakeTokenizer
 
 FOLDER = Path(__file__).parent / "shapes"
 USAGE = Usage(1, 1)

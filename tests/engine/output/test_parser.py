@@ -27,7 +27,7 @@ from chairlift.engine.output.formats import (
 from chairlift.engine.output.tool_formats import TOOL_FORMATS
 from chairlift.engine.output.whole_calls import WholeCalls
 from tests.engine.output.shapes_of import TOOLS, USAGE, Said, said
-from tests.fakes import FakeTokenizer
+from tests.fake_tokenizer import FakeTokenizer
 
 PAYLOAD = "Ω"
 JSON_FORMATS = ("hermes", "mistral", "deepseek_v3", "kimi_k2", "llama3_json", "granite", "cohere")

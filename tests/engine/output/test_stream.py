@@ -21,7 +21,7 @@ from chairlift.engine.output.events import (
 from chairlift.engine.output.formats import choose_format
 from chairlift.engine.output.plain import PlainParser
 from chairlift.engine.output.stream import AnswerBroken, ToolCall, WholeAnswer, parsed
-from tests.fakes import FakeTokenizer
+from tests.fake_tokenizer import FakeTokenizer
 
 USAGE = Usage(3, 2)
 

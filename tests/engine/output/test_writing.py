@@ -12,7 +12,7 @@ from chairlift.engine.output.events import OutputEnd
 from chairlift.engine.output.formats import TOOL_CALL_PARSERS, choose_format
 from chairlift.engine.output.writing import HARMONY_WRITING, schema_of
 from tests.engine.output.shapes_of import TOOLS, USAGE, said
-from tests.fakes import FakeTokenizer
+from tests.fake_tokenizer import FakeTokenizer
 
 VALUES = {"object": '{"a": 1}', "integer": "7", "boolean": "true", "array": "[1]", "number": "1.5"}
 XML = ({"a": 7, "s": "x y"}, {"at": "x y"}, {}, {"b": True, "o": {"a": 1}, "l": [1], "n": 1.5, "e": "z"})

@@ -6,7 +6,8 @@ import json
 
 import httpx
 
-from tests.fakes import FakeRunner, FakeTokenizer, answering
+from tests.fake_tokenizer import FakeTokenizer
+from tests.fakes import FakeRunner, answering
 from tests.server.anthropic.asking import events_of
 from tests.server.harness import MODEL, Lift, lift
 

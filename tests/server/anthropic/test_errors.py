@@ -7,7 +7,8 @@ import pytest
 from chairlift.engine.engine import EngineConfig
 from chairlift.engine.request import Request
 from chairlift.server.settings import ServerSettings
-from tests.fakes import FakeRunner, FakeTokenizer, Fault, all_rows, answering
+from tests.fake_tokenizer import FakeTokenizer
+from tests.fakes import FakeRunner, Fault, all_rows, answering
 from tests.server.anthropic.asking import COUNT, MESSAGES_PATH, ask, events_of, refusal
 from tests.server.harness import MODEL, error_of, lift
 

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from chairlift.server.wire.messages import CountTokensRequest, MessagesRequest
 from chairlift.server.wire.parameters import MESSAGES
-from tests.fakes import FakeRunner, FakeTokenizer, answering
+from tests.fake_tokenizer import FakeTokenizer
+from tests.fakes import FakeRunner, answering
 from tests.server.anthropic.asking import COUNT, JSON, MESSAGES_PATH, refusal
 from tests.server.harness import MODEL, lift
 from tests.server.test_fuzz import FUZZ, text, value

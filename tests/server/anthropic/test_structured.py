@@ -10,7 +10,8 @@ from anthropic import AsyncAnthropic
 from anthropic.types import MessageParam
 from pydantic import BaseModel
 
-from tests.fakes import FakeRow, FakeRunner, FakeTokenizer, answering, letters
+from tests.fake_tokenizer import FakeTokenizer
+from tests.fakes import FakeRow, FakeRunner, answering, letters
 from tests.server.anthropic.asking import ask, refusal
 from tests.server.harness import MODEL, Lift, lift, on_socket
 

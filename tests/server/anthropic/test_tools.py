@@ -9,7 +9,8 @@ from contextlib import asynccontextmanager
 from anthropic import AsyncAnthropic, beta_async_tool
 from anthropic.types import Message, MessageParam, ToolChoiceParam, ToolParam
 
-from tests.fakes import EOS, FakeRow, FakeRunner, FakeTokenizer, answering, letters
+from tests.fake_tokenizer import EOS, FakeTokenizer
+from tests.fakes import FakeRow, FakeRunner, answering, letters
 from tests.server.anthropic.asking import ask, events_of, refusal
 from tests.server.harness import MODEL, Lift, lift, on_socket
 

@@ -11,7 +11,7 @@ from PIL import Image
 
 from chairlift.engine.errors import InvalidParameter
 from chairlift.engine.media import ImageInput, PreparedMedia
-from tests.fakes import END, START
+from tests.fake_tokenizer import END, START
 
 
 def gradient(height: int = 6, width: int = 9) -> np.ndarray:

@@ -32,7 +32,8 @@ from chairlift.server.openapi.items import (
 from chairlift.server.openapi.operations import OPERATIONS
 from chairlift.server.wire.chat import ChatRequest
 from chairlift.server.wire.parameters import CHAT
-from tests.fakes import FakeRunner, FakeTokenizer, answering
+from tests.fake_tokenizer import FakeTokenizer
+from tests.fakes import FakeRunner, answering
 from tests.server.harness import JSON, MODEL, Lift, lift, sse
 
 DOCUMENT = openapi("t", "1")

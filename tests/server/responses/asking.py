@@ -9,7 +9,7 @@ import httpx
 from openai.types.responses import Response, ResponseItem, ResponseStreamEvent
 from pydantic import BaseModel, TypeAdapter
 
-from tests.fakes import FakeTokenizer
+from tests.fake_tokenizer import FakeTokenizer
 from tests.server.harness import JSON, MODEL, Lift, sse
 
 RESPONSES = "/v1/responses"

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 
 from openai.types.responses import FunctionToolParam, ResponseInputItemParam
 
-from tests.fakes import EOS, FakeRow, FakeRunner
+from tests.fake_tokenizer import EOS
+from tests.fakes import FakeRow, FakeRunner
 from tests.server.harness import JSON, MODEL, Lift, error_of, lift
 from tests.server.responses.asking import Recorder, checked, respond, response_of, stream_of
 from tests.server.test_sdk import client_of

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.fakes import FakeRunner, FakeTokenizer, Fault, all_rows, answering
+from tests.fake_tokenizer import FakeTokenizer
+from tests.fakes import FakeRunner, Fault, all_rows, answering
 from tests.server.harness import JSON, MODEL, error_of, lift
 from tests.server.media.pictures import FakeProcessor, data_uri, encoded, gradient
 from tests.server.responses.asking import RESPONSES, Recorder, body, respond, response_of, stream_of
