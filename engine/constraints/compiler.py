@@ -165,16 +165,14 @@ def _without_unsupported_patterns(piece: Piece) -> Piece:
     match piece:
         case Json(strict=False):
             content = json.loads(piece.schema)
-            waiting = [content]
-            while waiting:
-                part = waiting.pop()
-                if isinstance(part, dict):
-                    if isinstance(part.get("pattern"), str) and _unsupported(part["pattern"]):
-                        del part["pattern"]
-                    if isinstance(named := part.get("patternProperties"), dict):
-                        for pattern in [name for name in named if _unsupported(name)]:
-                            del named[pattern]
-                waiting += part.values() if isinstance(part, dict) else part if isinstance(part, list) else ()
+            for part, _ in schema.parts(content):
+                if not isinstance(part, dict):
+                    continue
+                if isinstance(part.get("pattern"), str) and _unsupported(part["pattern"]):
+                    del part["pattern"]
+                if isinstance(named := part.get("patternProperties"), dict):
+                    for pattern in [name for name in named if _unsupported(name)]:
+                        del named[pattern]
             return Json(json.dumps(content), piece.strict, piece.compact)
         case Sequence():
             return Sequence(tuple(map(_without_unsupported_patterns, piece.pieces)))

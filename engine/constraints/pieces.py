@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 
@@ -94,3 +95,9 @@ Piece = Literal | Token | Json | Regex | Lark | Until | Without | Sequence | Eit
 
 def optional(piece: Piece) -> Repeat:
     return Repeat(piece, 0, 1)
+
+
+def either(pieces: Iterable[Piece]) -> Piece:
+    """One of them; the piece itself where there is but one."""
+    listed = tuple(pieces)
+    return listed[0] if len(listed) == 1 else Either(listed)

@@ -54,7 +54,7 @@ def read(text: str) -> Schema:
 def _check_parts(schema: Schema) -> None:
     """Depth, patterns and `multipleOf`, wherever they stand."""
     multiple = 1
-    for part, depth in _parts(schema):
+    for part, depth in parts(schema):
         if depth > MOST_DEPTH:
             raise SchemaError(f"is nested more than {MOST_DEPTH} deep")
         if not isinstance(part, dict):
@@ -67,7 +67,7 @@ def _check_parts(schema: Schema) -> None:
             raise SchemaError(f"cannot be followed: multipleOf of more than {MOST_MULTIPLE} units")
 
 
-def _parts(value: object) -> Iterator[tuple[object, int]]:
+def parts(value: object) -> Iterator[tuple[object, int]]:
     """Every object and list, with its depth from 1."""
     waiting = [(value, 1)]
     while waiting:
@@ -117,7 +117,7 @@ def _clauses(root: Schema) -> list[Clause]:
         schema = waiting.pop()
         needed: list[object] = []
         if isinstance(reference := schema.get("$ref"), str):
-            needed.append(node(_target(root, reference)))
+            needed.append(node(target(root, reference)))
         needed += map(node, _list(schema.get("allOf")))
         for name in ("anyOf", "oneOf"):
             if choices := _list(schema.get(name)):
@@ -165,7 +165,7 @@ def _first_items(schema: Schema) -> Iterator[object]:
         yield items
 
 
-def _target(root: Schema, reference: str) -> object:
+def target(root: Schema, reference: str) -> object:
     """What a reference within the document points at; True (anything) for others, which are found later."""
     if reference == "#":
         return root

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from chairlift.engine.constraints.pieces import Either, Json, Literal, Piece, Repeat, Until
+from chairlift.engine.constraints.pieces import Json, Literal, Piece, Until, either, optional
 from chairlift.engine.constraints.pieces import Sequence as Chain
+from chairlift.engine.constraints.schema import Schema, target
 from chairlift.engine.errors import InvalidParameter
 
 KEY = "\2"
 """Stands for the parameter's name."""
 UNENFORCED = ("pattern", "format", "minLength", "maxLength")
 """Of strings, which are free text up to their end mark."""
-MOST_DEPTH = 32
-"""References and combinations that are followed to find a value's types."""
-
-Schema = Mapping[str, object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,17 +35,16 @@ class ParameterWriting:
         for name, value in properties.items() if isinstance(properties, Mapping) else ():
             piece = self._parameter(str(name), value, schema, strict=strict)
             needed = isinstance(required, Sequence) and name in required
-            pieces.append(piece if needed else Repeat(piece, 0, 1))
+            pieces.append(piece if needed else optional(piece))
         return Chain(tuple(pieces))
 
     def _parameter(self, name: str, value: object, root: Schema, *, strict: bool) -> Piece:
         before = Literal(self.before.replace(KEY, name))
         schema = value if isinstance(value, Mapping) else {}
-        choices = schema.get("enum", [schema["const"]] if "const" in schema else None)
-        if isinstance(choices, list) and choices:
+        if choices := _choices(schema):
             texts = [choice if isinstance(choice, str) else json.dumps(choice) for choice in choices]
-            values = tuple(Literal(text, plain=True) for text in texts)
-            return Chain((before, values[0] if len(values) == 1 else Either(values), Literal(self.after)))
+            values = [Literal(text, plain=True) for text in texts]
+            return Chain((before, either(values), Literal(self.after)))
         types = types_of(schema, root)
         if "string" in types or not types:
             if strict and (keyword := next((word for word in UNENFORCED if word in schema), None)):
@@ -60,32 +56,29 @@ class ParameterWriting:
 
 def types_of(schema: Schema, root: Schema) -> frozenset[str]:
     """JSON's types that a value may have; empty where the schema does not tell."""
-    return frozenset(_types(schema, root, 0))
+    types: set[str] = set()
+    waiting: list[object] = [schema]
+    seen: set[int] = set()  # recursive schemas refer to themselves, and more than once
+    while waiting:
+        part = waiting.pop()
+        if not isinstance(part, Mapping) or id(part) in seen:
+            continue
+        seen.add(id(part))
+        kind = part.get("type")
+        types.update([kind] if isinstance(kind, str) else map(str, kind) if isinstance(kind, list) else ())
+        if kind is None:
+            types.update(map(_type_of, _choices(part)))
+        for word in ("anyOf", "oneOf", "allOf"):
+            waiting += parts if isinstance(parts := part.get(word), list) else ()
+        if isinstance(reference := part.get("$ref"), str):
+            waiting.append(target(root, reference))
+    return frozenset(types)
 
 
-def _types(schema: object, root: Schema, depth: int) -> Iterator[str]:
-    if not isinstance(schema, Mapping) or depth > MOST_DEPTH:
-        return
-    kind = schema.get("type")
-    yield from (
-        [kind] if isinstance(kind, str) else [str(each) for each in kind] if isinstance(kind, list) else []
-    )
-    values = schema.get("enum", [schema["const"]] if "const" in schema else None)
-    if kind is None and isinstance(values, list):
-        yield from (_type_of(value) for value in values)
-    for word in ("anyOf", "oneOf", "allOf"):
-        parts = schema.get(word)
-        for part in parts if isinstance(parts, list) else ():
-            yield from _types(part, root, depth + 1)
-    if isinstance(reference := schema.get("$ref"), str):
-        yield from _types(_referred(reference, root), root, depth + 1)
-
-
-def _referred(reference: str, root: Schema) -> object:
-    found: object = root
-    for step in reference.removeprefix("#").strip("/").split("/") if reference != "#" else ():
-        found = found.get(step) if isinstance(found, Mapping) else None
-    return found
+def _choices(schema: Schema) -> list[object]:
+    """The values that it names; none where it names none."""
+    choices = schema.get("enum", [schema["const"]] if "const" in schema else None)
+    return choices if isinstance(choices, list) else []
 
 
 def _type_of(value: object) -> str:

@@ -12,7 +12,13 @@ from chairlift.engine.output.parameters import KEY, ParameterWriting, types_of, 
 from chairlift.engine.output.whole_calls import UpstreamCalls
 
 ROOT = {
-    "$defs": {"Size": {"type": "integer"}, "Tree": {"anyOf": [{"$ref": "#/$defs/Tree"}, {"type": "null"}]}},
+    "$defs": {
+        "Size": {"type": "integer"},
+        "Tree": {"anyOf": [{"$ref": "#/$defs/Tree"}, {"type": "null"}]},
+        "a/b": {"type": "boolean"},
+        "Bush": {"anyOf": [{"$ref": "#/$defs/Bush"}] * 9 + [{"$ref": "#/$defs/Twig"}, {"type": "null"}]},
+        "Twig": {"oneOf": [{"$ref": "#/$defs/Bush"} for _ in range(9)] + [{"type": "integer"}]},
+    },
     "properties": {
         "maybe": {"anyOf": [{"type": "integer"}, {"type": "null"}]},
         "size": {"$ref": "#/$defs/Size"},
@@ -36,6 +42,9 @@ ROOT = {
         ({"$ref": "#/$defs/Size"}, {"integer"}),
         ({"$ref": "#/$defs/Tree"}, {"null"}),
         ({"$ref": "#/$defs/None"}, set()),
+        ({"$ref": "#/$defs/a~1b"}, {"boolean"}),
+        ({"$ref": "#/properties/maybe/anyOf/0"}, {"integer"}),
+        ({"$ref": "#/$defs/Bush"}, {"null", "integer"}),
         (
             {"enum": ["a", 1, 1.5, True, None, [], {}]},
             {"string", "integer", "number", "boolean", "null", "array", "object"},
