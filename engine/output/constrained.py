@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from collections.abc import Sequence as Listed
 from dataclasses import dataclass
 
 from chairlift.engine.constraints.pieces import (
@@ -16,6 +15,7 @@ from chairlift.engine.constraints.pieces import (
     Sequence,
     Until,
     Without,
+    either,
     optional,
 )
 from chairlift.engine.output.formats import OutputFormat
@@ -109,7 +109,7 @@ def _chosen(output: OutputFormat, calls: Calls) -> Piece:
         return output.writing.calls(calls.held, parallel=calls.parallel)
     assert isinstance(output.tools, WholeCalls)
     native = [Sequence((Literal(start), Until(end))) for start, end in output.tools.marks]
-    return Repeat(native[0] if len(native) == 1 else Either(tuple(native)), 1, None, _SPACE)
+    return Repeat(either(native), 1, None, _SPACE)
 
 
 def _mixed(output: OutputFormat, calls: Calls) -> Piece | None:
@@ -143,9 +143,5 @@ def _harmony(content: Piece | None, calls: Calls | None) -> Piece:
     if calls is None or not calls.forced:
         ends.append(Sequence((_FINAL, content or _TEXT)))
     if calls is not None:
-        ends.append(_harmony_calls(calls.held))
-    return Sequence((thinking, ends[0] if len(ends) == 1 else Either(tuple(ends))))
-
-
-def _harmony_calls(tools: Listed[Tool]) -> Piece:
-    return HARMONY_WRITING.calls(tools, parallel=False)
+        ends.append(HARMONY_WRITING.calls(calls.held, parallel=False))
+    return Sequence((thinking, either(ends)))

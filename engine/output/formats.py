@@ -104,12 +104,15 @@ class OutputFormat:
     harmony: bool = False
     nine: bool = False
     """Ids of calls are nine letters and digits, as Mistral's templates want them."""
-    visible: frozenset[int] = frozenset()
-    """Special tokens that are marks of the format: their text is needed."""
     ends: Mapping[int, str] = field(default_factory=dict)
-    """The same tokens and their texts: one may end an answer."""
+    """Special tokens that are marks of the format, and their texts: one may end an answer."""
     writing: Writing | None = None
     """How calls are to be written; None where their arguments are neither JSON nor XML."""
+
+    @property
+    def visible(self) -> frozenset[int]:
+        """Special tokens whose text is needed."""
+        return frozenset(self.ends)
 
     @property
     def make_id(self) -> MakeID:
@@ -219,7 +222,7 @@ def _with_tokens(found: OutputFormat, marks: Sequence[str], tokenizer: Tokenizer
         for text, token in tokenizer.special_tokens.items()
         if text and any(text in mark for mark in marks)
     }
-    return replace(found, visible=frozenset(tokens), ends=tokens)
+    return replace(found, ends=tokens)
 
 
 def _named(name: str, kind: str) -> str:

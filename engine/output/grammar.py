@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from chairlift.engine.output.cursor import Cursor, Found, Grammar, Kind, Marks
+from chairlift.engine.output.cursor import Cursor, Grammar, Kind, Marks
 
 Tool = Mapping[str, object]
 """A tool as OpenAI's chat API describes it: `{"type": "function", "function": {"name", "parameters", …}}`."""
@@ -112,11 +112,11 @@ def _content(
     while (found := (yield from cursor.until(searched, cursor.content))) is not None:
         if found.mark in drop:
             cursor.skip(found.length)
-        elif format is None or tools is None or not (yield from _calls(cursor, found, format, tools)):
+        elif (
+            format is None
+            or tools is None
+            or not (yield from format.read(cursor, found.length, found.mark, tools))
+        ):
             cursor.content(found.length)
             continue
         cursor.skip((yield from cursor.space(0)))
-
-
-def _calls(cursor: Cursor, found: Found, format: ToolFormat, tools: Tools) -> Grammar[bool]:
-    return (yield from format.read(cursor, found.length, found.mark, tools))

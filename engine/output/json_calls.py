@@ -88,23 +88,26 @@ class ObjectCalls:
 
     def _next(self, cursor: Cursor) -> Grammar[int]:
         """Characters of white space, separators and brackets too many behind a call."""
-        at = 0
-        while (character := (yield from cursor.char(at))) and (character.isspace() or character in ",;}"):
-            at += 1
-        return at
+        return (yield from _past(cursor, ",;}"))
 
     def _leave(self, cursor: Cursor) -> Grammar[None]:
         """Up to the end mark. What stands before it and is no call is content."""
         if not self.end:
             return
-        at = 0
-        while (character := (yield from cursor.char(at))) and (character.isspace() or character in ",;}]"):
-            at += 1
+        at = yield from _past(cursor, ",;}]")
         if (yield from cursor.matches(self.end, at)):
             cursor.skip(at + len(self.end))
             return
         if (found := (yield from cursor.until(Marks([self.end]), cursor.content))) is not None:
             cursor.skip(found.length)
+
+
+def _past(cursor: Cursor, marks: str) -> Grammar[int]:
+    """Characters of white space and of these at the front."""
+    at = 0
+    while (character := (yield from cursor.char(at))) and (character.isspace() or character in marks):
+        at += 1
+    return at
 
 
 @dataclass(frozen=True, slots=True)

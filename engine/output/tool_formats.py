@@ -24,6 +24,7 @@ HARMONY = "openai"
 
 _HEADER = r"\s*(?:functions\.)?(?P<name>[\w.\-]+?)"
 _GLM = r"\s*[\w.\-]+\s*(?:<arg_key>|</tool_call>)|\s*\{"
+_function_calls = UpstreamCalls("qwen3_coder", regex.compile(r"(?<=</function>)\s*(?=<function=)"))
 
 _FORMATS: dict[str, ToolFormat] = {
     HERMES: ObjectCalls(("<tool_call>",), "</tool_call>"),
@@ -57,12 +58,12 @@ _FORMATS: dict[str, ToolFormat] = {
     "qwen3_coder": WholeCalls(
         (("<tool_call>", "</tool_call>"),),
         regex.compile(r"\s*<function="),
-        UpstreamCalls("qwen3_coder", regex.compile(r"(?<=</function>)\s*(?=<function=)")),
+        _function_calls,
     ),
     "seed_oss": WholeCalls(
         (("<seed:tool_call>", "</seed:tool_call>"),),
         regex.compile(r"\s*<function="),
-        UpstreamCalls("qwen3_coder", regex.compile(r"(?<=</function>)\s*(?=<function=)")),
+        _function_calls,
     ),
     "glm": WholeCalls((("<tool_call>", "</tool_call>"),), regex.compile(_GLM), glm_calls),
     "longcat": WholeCalls(

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from chairlift.engine.constraints.pieces import Either, Json, Literal, Piece, Regex, Repeat, Until
+from chairlift.engine.constraints.pieces import Json, Literal, Piece, Regex, Repeat, Until, either
 from chairlift.engine.constraints.pieces import Sequence as Chain
 from chairlift.engine.output.grammar import Tool
 from chairlift.engine.output.parameters import KEY, ParameterWriting
@@ -54,11 +54,8 @@ class Writing:
 
     def _arguments(self, function: Mapping[str, object]) -> tuple[Piece, ...]:
         """The arguments and what stands behind them."""
-        schema, strict, free = (
-            schema_of(function.get("parameters")),
-            bool(function.get("strict")),
-            FREE in function,
-        )
+        schema, free = schema_of(function.get("parameters")), FREE in function
+        strict = bool(function.get("strict"))
         if self.parameters is None:
             return Json(ANY_OBJECT if free else json.dumps(schema), strict), Literal(self.after)
         if free:
@@ -68,20 +65,16 @@ class Writing:
     def calls(self, tools: Sequence[Tool], *, parallel: bool) -> Piece:
         """One call or several, of these tools."""
         between = Literal(self.between) if self.between else None
-        call = _either([self.call(tool) for tool in tools])
+        call = either(map(self.call, tools))
         several = Repeat(call, 1, None, between) if parallel else call
         return Chain((Literal(self.opening), several, Literal(self.closing)))
 
     def rest(self, tools: Sequence[Tool], *, parallel: bool) -> Piece:
         """What follows the mark: the rest of one call, or of several that share it."""
         if not self.opening:
-            return _either([self.call(tool, behind=self.mark) for tool in tools])
+            return either(self.call(tool, behind=self.mark) for tool in tools)
         behind = self.opening.removeprefix(self.mark)
         return replace(self, opening=behind).calls(tools, parallel=parallel)
-
-
-def _either(pieces: Sequence[Piece]) -> Piece:
-    return pieces[0] if len(pieces) == 1 else Either(tuple(pieces))
 
 
 _SAYING_NOTHING = frozenset({"type", "properties", "required", "title", "description", "$schema"})
