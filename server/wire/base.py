@@ -10,6 +10,8 @@ TAG = "<"
 """Union tags start with this, so that they can be told from field names in an error's location."""
 
 TEXT = Tag("<text>")
+LIST = Tag("<list>")
+OBJECT = Tag("<object>")
 TEXTS = Tag("<texts>")
 TOKENS = Tag("<tokens>")
 TOKEN_LISTS = Tag("<token lists>")
@@ -30,14 +32,25 @@ class Wire(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
 
-def _text_or_texts(value: object) -> str:
-    return "<texts>" if isinstance(value, list) else "<text>"
+def by_type(value: object) -> str | None:
+    """The union tag of an object, after its `type`."""
+    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    return f"<{kind}>" if isinstance(kind, str) else None
 
 
-Stop = Annotated[
-    Annotated[str, TEXT] | Annotated[list[str], TEXTS],
-    Discriminator(_text_or_texts),
-]
+def text_or_type(value: object) -> str | None:
+    return "<text>" if isinstance(value, str) else by_type(value)
+
+
+def text_or_list(value: object) -> str:
+    return "<list>" if isinstance(value, list) else "<text>"
+
+
+def text_or_object(value: object) -> str:
+    return "<text>" if isinstance(value, str) else "<object>"
+
+
+Texts = Annotated[Annotated[str, TEXT] | Annotated[list[str], LIST], Discriminator(text_or_list)]
 
 
 class StreamOptions(Wire):
@@ -64,7 +77,7 @@ class Drawn(Wire):
     xtc_probability: float | None = None
     xtc_threshold: float | None = None
     seed: int | None = None
-    stop: Stop | None = None
+    stop: Texts | None = None
     stop_token_ids: list[Count] | None = None
     ignore_eos: bool | None = None
 

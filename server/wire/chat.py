@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from types import MappingProxyType
 from typing import Annotated, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from chairlift.server.wire.base import TEXT, Count, Sampled, Wire
+from chairlift.server.wire.base import (
+    LIST,
+    OBJECT,
+    TEXT,
+    Count,
+    Sampled,
+    Wire,
+    by_type,
+    text_or_list,
+    text_or_object,
+)
 from chairlift.server.wire.structured import Structured
 from chairlift.server.wire.tools import Tool, ToolChoice
 
@@ -36,15 +45,9 @@ class ImageURL(Wire):
     detail: Literal["auto", "low", "high"] | None = None
 
 
-def _url_or_object(value: object) -> str:
-    return "<text>" if isinstance(value, str) else "<object>"
-
-
 class ImagePart(Wire):
     type: Literal["image_url"]
-    image_url: Annotated[
-        Annotated[str, TEXT] | Annotated[ImageURL, Tag("<object>")], Discriminator(_url_or_object)
-    ]
+    image_url: Annotated[Annotated[str, TEXT] | Annotated[ImageURL, OBJECT], Discriminator(text_or_object)]
     """A bare string is the URL, as some clients send it."""
     cache_control: dict[str, object] | None = None
     prompt_cache_breakpoint: dict[str, object] | None = None
@@ -60,11 +63,8 @@ class ThinkingPart(Wire):
 
 
 def _kind(part: object) -> str | None:
-    kind = part.get("type") if isinstance(part, dict) else None
-    return f"<{_SAME.get(kind, kind)}>" if isinstance(kind, str) else None
-
-
-_SAME = MappingProxyType({"input_text": "text", "output_text": "text"})
+    tag = by_type(part)
+    return "<text>" if tag in ("<input_text>", "<output_text>") else tag
 
 
 Part = Annotated[
@@ -76,13 +76,9 @@ Part = Annotated[
 ]
 
 
-def _text_or_parts(value: object) -> str:
-    return "<parts>" if isinstance(value, list) else "<text>"
-
-
 Content = Annotated[
-    Annotated[str, TEXT] | Annotated[list[Part], Tag("<parts>")],
-    Discriminator(_text_or_parts),
+    Annotated[str, TEXT] | Annotated[list[Part], LIST],
+    Discriminator(text_or_list),
 ]
 
 

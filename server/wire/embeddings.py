@@ -9,9 +9,9 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import Annotated, Literal
 
-from pydantic import Discriminator, Tag
+from pydantic import Discriminator
 
-from chairlift.server.wire.base import TEXT, TEXTS, Count, Wire
+from chairlift.server.wire.base import OBJECT, TEXT, Count, Texts, Wire, text_or_object
 from chairlift.server.wire.completions import Prompt
 from chairlift.server.wire.parameters import Surface
 
@@ -33,13 +33,7 @@ class DocumentText(Wire):
     text: str
 
 
-def _text_or_object(value: object) -> str:
-    return "<text>" if isinstance(value, str) else "<object>"
-
-
-Document = Annotated[
-    Annotated[str, TEXT] | Annotated[DocumentText, Tag("<object>")], Discriminator(_text_or_object)
-]
+Document = Annotated[Annotated[str, TEXT] | Annotated[DocumentText, OBJECT], Discriminator(text_or_object)]
 
 
 class RerankRequest(Wire):
@@ -52,16 +46,6 @@ class RerankRequest(Wire):
     """Default true."""
     user: str | None = None
     truncate_prompt_tokens: Count | None = None
-
-
-def _text_or_texts(value: object) -> str:
-    return "<texts>" if isinstance(value, list) else "<text>"
-
-
-Texts = Annotated[
-    Annotated[str, TEXT] | Annotated[list[str], TEXTS],
-    Discriminator(_text_or_texts),
-]
 
 
 class ScoreRequest(Wire):

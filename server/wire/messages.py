@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Discriminator, Field, Tag
 
-from chairlift.server.wire.base import TEXT, Count, Wire
+from chairlift.server.wire.base import LIST, OBJECT, TEXT, Count, Wire, by_type, text_or_list, text_or_object
 
 Hint = dict[str, object]
 """Of `cache_control`."""
@@ -40,19 +40,6 @@ class URLSource(Wire):
     url: str
 
 
-def kind(block: object) -> str | None:
-    """The union tag of a block, after its `type`."""
-    name = block.get("type") if isinstance(block, dict) else None
-    return f"<{name}>" if isinstance(name, str) else None
-
-
-def _text_or_blocks(value: object) -> str:
-    return "<blocks>" if isinstance(value, list) else "<text>"
-
-
-BLOCKS = Tag("<blocks>")
-
-
 class Transformations(Wire):
     oversized_image: Literal["downsize"] | None = None
 
@@ -60,7 +47,7 @@ class Transformations(Wire):
 class ImageBlock(Wire):
     type: Literal["image"]
     source: Annotated[
-        Annotated[Base64Source, Tag("<base64>")] | Annotated[URLSource, Tag("<url>")], Discriminator(kind)
+        Annotated[Base64Source, Tag("<base64>")] | Annotated[URLSource, Tag("<url>")], Discriminator(by_type)
     ]
     cache_control: Hint | None = None
     transformations: Transformations | None = None
@@ -73,15 +60,13 @@ class PlainTextSource(Wire):
 
 
 TextOrImage = Annotated[
-    Annotated[TextBlock, Tag("<text>")] | Annotated[ImageBlock, Tag("<image>")], Discriminator(kind)
+    Annotated[TextBlock, Tag("<text>")] | Annotated[ImageBlock, Tag("<image>")], Discriminator(by_type)
 ]
 
 
 class ContentSource(Wire):
     type: Literal["content"]
-    content: Annotated[
-        Annotated[str, TEXT] | Annotated[list[TextOrImage], BLOCKS], Discriminator(_text_or_blocks)
-    ]
+    content: Annotated[Annotated[str, TEXT] | Annotated[list[TextOrImage], LIST], Discriminator(text_or_list)]
 
 
 class DocumentBlock(Wire):
@@ -90,7 +75,7 @@ class DocumentBlock(Wire):
     type: Literal["document"]
     source: Annotated[
         Annotated[PlainTextSource, Tag("<text>")] | Annotated[ContentSource, Tag("<content>")],
-        Discriminator(kind),
+        Discriminator(by_type),
     ]
     title: str | None = None
     context: str | None = None
@@ -147,7 +132,7 @@ ResultBlock = Annotated[
     | Annotated[DocumentBlock, Tag("<document>")]
     | Annotated[SearchResultBlock, Tag("<search_result>")]
     | Annotated[ToolReferenceBlock, Tag("<tool_reference>")],
-    Discriminator(kind),
+    Discriminator(by_type),
 ]
 
 
@@ -155,7 +140,7 @@ class ToolResultBlock(Wire):
     type: Literal["tool_result"]
     tool_use_id: str
     content: (
-        Annotated[Annotated[str, TEXT] | Annotated[list[ResultBlock], BLOCKS], Discriminator(_text_or_blocks)]
+        Annotated[Annotated[str, TEXT] | Annotated[list[ResultBlock], LIST], Discriminator(text_or_list)]
         | None
     ) = None
     is_error: bool | None = None
@@ -172,13 +157,13 @@ Block = Annotated[
     | Annotated[RedactedThinkingBlock, Tag("<redacted_thinking>")]
     | Annotated[ToolUseBlock, Tag("<tool_use>")]
     | Annotated[ToolResultBlock, Tag("<tool_result>")],
-    Discriminator(kind),
+    Discriminator(by_type),
 ]
 
 
 class Message(Wire):
     role: Literal["user", "assistant", "system"]
-    content: Annotated[Annotated[str, TEXT] | Annotated[list[Block], BLOCKS], Discriminator(_text_or_blocks)]
+    content: Annotated[Annotated[str, TEXT] | Annotated[list[Block], LIST], Discriminator(text_or_list)]
 
 
 class CustomTool(Wire):
@@ -248,8 +233,8 @@ class ClearThinking(Wire):
     type: Literal["clear_thinking_20251015"]
     keep: (
         Annotated[
-            Annotated[Literal["all"], TEXT] | Annotated[KeepThinking, Tag("<object>")],
-            Discriminator(lambda value: "<text>" if isinstance(value, str) else "<object>"),
+            Annotated[Literal["all"], TEXT] | Annotated[KeepThinking, OBJECT],
+            Discriminator(text_or_object),
         ]
         | None
     ) = None
@@ -271,7 +256,7 @@ class ClearToolUses(Wire):
     type: Literal["clear_tool_uses_20250919"]
     trigger: Annotated[
         Annotated[InputTokens, Tag("<input_tokens>")] | Annotated[ToolUses, Tag("<tool_uses>")],
-        Discriminator(kind),
+        Discriminator(by_type),
     ] = InputTokens(type="input_tokens", value=100_000)
     keep: ToolUses = ToolUses(type="tool_uses", value=3)
     clear_at_least: InputTokens | None = None
@@ -285,7 +270,7 @@ class ClearToolUses(Wire):
 Edit = Annotated[
     Annotated[ClearThinking, Tag("<clear_thinking_20251015>")]
     | Annotated[ClearToolUses, Tag("<clear_tool_uses_20250919>")],
-    Discriminator(kind),
+    Discriminator(by_type),
 ]
 
 
@@ -303,8 +288,7 @@ class CountTokensRequest(Wire):
     model: str
     messages: list[Message]
     system: (
-        Annotated[Annotated[str, TEXT] | Annotated[list[TextBlock], BLOCKS], Discriminator(_text_or_blocks)]
-        | None
+        Annotated[Annotated[str, TEXT] | Annotated[list[TextBlock], LIST], Discriminator(text_or_list)] | None
     ) = None
     tools: list[Tool] | None = None
     tool_choice: ToolChoice | None = None

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Discriminator, Field, Tag, TypeAdapter
 
-from chairlift.server.wire.base import TEXT, Count, Generated, Wire
+from chairlift.server.wire.base import LIST, TEXT, Count, Generated, Wire, by_type, text_or_list, text_or_type
 from chairlift.server.wire.structured import StructuredOutputs
 
 HOSTED_TOOLS = frozenset(
@@ -38,11 +38,6 @@ unasked; they are left out of the prompt."""
 
 Status = Literal["in_progress", "completed", "incomplete"]
 Extra = dict[str, object]
-
-
-def _type(value: object) -> str | None:
-    kind = value.get("type") if isinstance(value, dict) else None
-    return f"<{kind}>" if isinstance(kind, str) else None
 
 
 class InputText(Wire):
@@ -78,17 +73,13 @@ Part = Annotated[
     | Annotated[OutputText, Tag("<output_text>")]
     | Annotated[Refusal, Tag("<refusal>")]
     | Annotated[InputImage, Tag("<input_image>")],
-    Discriminator(_type),
+    Discriminator(by_type),
 ]
 
 
-def _text_or_list(value: object) -> str:
-    return "<list>" if isinstance(value, list) else "<text>"
-
-
 Content = Annotated[
-    Annotated[str, TEXT] | Annotated[list[Part], Tag("<list>")],
-    Discriminator(_text_or_list),
+    Annotated[str, TEXT] | Annotated[list[Part], LIST],
+    Discriminator(text_or_list),
 ]
 
 
@@ -182,7 +173,7 @@ def _item(value: object) -> str | None:
     if isinstance(value, dict) and value.get("type") is None:
         refers = "id" in value and "role" not in value and "content" not in value
         return "<item_reference>" if refers else "<message>"
-    return _type(value)
+    return by_type(value)
 
 
 Item = Annotated[
@@ -199,8 +190,8 @@ Item = Annotated[
 ITEMS: TypeAdapter[list[Item]] = TypeAdapter(list[Item])
 
 Input = Annotated[
-    Annotated[str, TEXT] | Annotated[list[Item], Tag("<list>")],
-    Discriminator(_text_or_list),
+    Annotated[str, TEXT] | Annotated[list[Item], LIST],
+    Discriminator(text_or_list),
 ]
 
 
@@ -227,7 +218,7 @@ class HostedTool(Wire):
 
 def _tool(value: object) -> str | None:
     kind = value.get("type") if isinstance(value, dict) else None
-    return "<hosted>" if isinstance(kind, str) and kind in HOSTED_TOOLS else _type(value)
+    return "<hosted>" if isinstance(kind, str) and kind in HOSTED_TOOLS else by_type(value)
 
 
 Tool = Annotated[
@@ -248,15 +239,11 @@ class AllowedTools(Wire):
     """Each with `type`; functions with `name`."""
 
 
-def _choice(value: object) -> str | None:
-    return "<text>" if isinstance(value, str) else _type(value)
-
-
 ToolChoice = Annotated[
     Annotated[Literal["none", "auto", "required"], TEXT]
     | Annotated[NamedFunction, Tag("<function>")]
     | Annotated[AllowedTools, Tag("<allowed_tools>")],
-    Discriminator(_choice),
+    Discriminator(text_or_type),
 ]
 
 
@@ -289,7 +276,7 @@ Format = Annotated[
     Annotated[TextFormat, Tag("<text>")]
     | Annotated[JSONObjectFormat, Tag("<json_object>")]
     | Annotated[JSONSchemaFormat, Tag("<json_schema>")],
-    Discriminator(_type),
+    Discriminator(by_type),
 ]
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from chairlift.server.wire.base import Wire
+from chairlift.server.wire.base import OBJECT, TEXT, Wire, by_type, text_or_object
 
 MAX_CHOICES = 1000
 
@@ -33,26 +33,17 @@ class JSONSchemaFormat(Wire):
     json_schema: JSONSchema
 
 
-def _kind(value: object) -> str | None:
-    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
-    return f"<{kind}>" if isinstance(kind, str) else None
-
-
 ResponseFormat = Annotated[
     Annotated[TextFormat, Tag("<text>")]
     | Annotated[JSONObjectFormat, Tag("<json_object>")]
     | Annotated[JSONSchemaFormat, Tag("<json_schema>")],
-    Discriminator(_kind),
+    Discriminator(by_type),
 ]
 
 
-def _text_or_object(value: object) -> str:
-    return "<text>" if isinstance(value, str) else "<object>"
-
-
 Schema = Annotated[
-    Annotated[str, Tag("<text>")] | Annotated[dict[str, object], Tag("<object>")],
-    Discriminator(_text_or_object),
+    Annotated[str, TEXT] | Annotated[dict[str, object], OBJECT],
+    Discriminator(text_or_object),
 ]
 """A JSON Schema, or its text."""
 

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from chairlift.server.wire.base import TEXT, Wire
+from chairlift.server.wire.base import TEXT, Wire, text_or_type
 
 Name = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[a-zA-Z0-9_.\-]+$")]
 
@@ -43,16 +43,9 @@ class AllowedTools(Wire):
     allowed_tools: ToolSubset
 
 
-def _form(value: object) -> str | None:
-    if isinstance(value, str):
-        return "<text>"
-    kind = value.get("type") if isinstance(value, dict) else None
-    return f"<{kind}>" if isinstance(kind, str) else None
-
-
 ToolChoice = Annotated[
     Annotated[Literal["none", "auto", "required"], TEXT]
     | Annotated[NamedTool, Tag("<function>")]
     | Annotated[AllowedTools, Tag("<allowed_tools>")],
-    Discriminator(_form),
+    Discriminator(text_or_type),
 ]
