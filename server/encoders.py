@@ -5,6 +5,7 @@ Sources: OpenAI's API reference, Chat Completions and Completions (objects and s
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -21,7 +22,7 @@ from chairlift.engine.output.events import (
 )
 from chairlift.engine.output.stream import ToolCall, WholeAnswer
 from chairlift.server.choices import Choices
-from chairlift.server.logprobs import TokenTexts, chat_logprobs, completion_logprobs
+from chairlift.server.logprobs import TextOffsets, TokenTexts, chat_logprobs, completion_logprobs
 
 Payload = dict[str, object]
 
@@ -205,7 +206,7 @@ class CompletionEncoder:
         self._logprobs = logprobs
         self._include_usage = include_usage
         self._echoes = tuple(echoes)
-        self._offsets: dict[int, int] = {}
+        self._offsets = defaultdict[int, TextOffsets](lambda: TextOffsets(texts))
 
     def _chunk(self, choices: list[Payload]) -> Payload:
         payload = self._envelope.payload("text_completion", choices)
@@ -230,9 +231,7 @@ class CompletionEncoder:
             return None
         logprobs: Payload | None = None
         if shows_logprobs:
-            logprobs, self._offsets[index] = completion_logprobs(
-                event.logprobs, self._texts, self._offsets.get(index, 0)
-            )
+            logprobs = completion_logprobs(event.logprobs, self._texts, self._offsets[index])
         return self._chunk([self._choice(index, event.text, logprobs)])
 
     def closing(self, index: int, end: OutputEnd) -> Payload:
@@ -249,7 +248,9 @@ class CompletionEncoder:
         choices: list[Payload] = []
         for index, answer in enumerate(self._choices.best(answers)):
             echo = self._echoes[index] if self._echoes else ""
-            logprobs = completion_logprobs(answer.logprobs, self._texts, 0)[0] if self._logprobs else None
+            logprobs: Payload | None = None
+            if self._logprobs:
+                logprobs = completion_logprobs(answer.logprobs, self._texts, self._offsets[index])
             choices.append(self._choice(index, echo + answer.content, logprobs, answer.end.reason.value))
         payload = self._envelope.payload("text_completion", choices)
         payload["usage"] = usage_payload([answer.end for answer in answers], self._choices.drawn)

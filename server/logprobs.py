@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import re
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
@@ -93,30 +94,44 @@ def chat_logprobs(tokens: Sequence[TokenLogprob], texts: TokenTexts) -> dict[str
     return {"content": content, "refusal": None}
 
 
-def completion_logprobs(
-    tokens: Sequence[TokenLogprob], texts: TokenTexts, offset: int
-) -> tuple[dict[str, object], int]:
-    """The older form, and the offset at which the next token's text begins.
+class TextOffsets:
+    """Where the texts of a choice's tokens begin, in characters of the choice's text. A token within a
+    character begins where the character does."""
 
-    `offset` counts characters of the choice's text. Tokens with equal text share an entry of `top_logprobs`,
-    whose keys are texts: the more probable one stands.
+    def __init__(self, texts: TokenTexts) -> None:
+        self._texts = texts
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._at = 0
+
+    def take(self, token_id: int) -> int:
+        """That of the next token."""
+        at = self._at
+        data = self._texts.utf8(token_id)
+        if data is None:  # a part of a character, nobody knows which: counted as its text shows it
+            self._at += len(self._texts[token_id])
+        else:
+            self._at += len(self._decoder.decode(data))
+        return at
+
+
+def completion_logprobs(
+    tokens: Sequence[TokenLogprob], texts: TokenTexts, offsets: TextOffsets
+) -> dict[str, object]:
+    """The older form. Tokens with equal text share an entry of `top_logprobs`, whose keys are texts: the more
+    probable one stands.
+
+    Args:
+        offsets: of the choice, which has taken the tokens before these.
     """
-    names: list[str] = []
-    offsets: list[int] = []
     tops: list[dict[str, float]] = []
     for token in tokens:
-        text = texts[token.token_id]
-        names.append(text)
-        offsets.append(offset)
-        offset += len(text)
         top: dict[str, float] = {}
         for token_id, logprob in (*token.top, (token.token_id, token.logprob)):
             top.setdefault(texts[token_id], _finite(logprob))
         tops.append(top)
-    value: dict[str, object] = {
-        "tokens": names,
+    return {
+        "tokens": [texts[token.token_id] for token in tokens],
         "token_logprobs": [_finite(token.logprob) for token in tokens],
         "top_logprobs": tops,
-        "text_offset": offsets,
+        "text_offset": [offsets.take(token.token_id) for token in tokens],
     }
-    return value, offset

@@ -12,6 +12,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 from chairlift.engine.events import TokenLogprob
 from chairlift.server.logprobs import (
     ALPHABET,
+    TextOffsets,
     TokenTexts,
     chat_logprobs,
     completion_logprobs,
@@ -149,6 +150,33 @@ def test_values_that_json_does_not_have() -> None:
             ],
         }
     ]
-    completions, offset = completion_logprobs(tokens, texts, 5)
+    completions = completion_logprobs(tokens, texts, TextOffsets(texts))
     assert completions["top_logprobs"] == [{"b": -9999.0, "a": -9999.0}]
-    assert (completions["text_offset"], offset) == ([5], 6)
+
+
+async def test_what_ends_the_answer_is_listed() -> None:
+    """As docs/api.md says: a stop string's tokens, or the stop token, though none is in the text."""
+    async with lift(FakeRunner(answering("abcd"))) as server:
+        for more, want in (({"stop": "bc"}, "abc"), ({"stop_token_ids": [ord("b")]}, "ab")):
+            (chat,) = (await server.chat(logprobs=True, **more)).json()["choices"]
+            assert chat["message"]["content"] == "a"
+            assert [entry["token"] for entry in chat["logprobs"]["content"]] == list(want)
+            chunks = stream_of(await server.complete(logprobs=0, stream=True, **more))
+            choices = [choice for chunk in chunks for choice in chunk["choices"]]  # type: ignore[attr-defined]
+            assert "".join(choice["text"] for choice in choices) == "a"
+            tokens = [
+                token for choice in choices for token in (choice["logprobs"] or {"tokens": []})["tokens"]
+            ]
+            assert tokens == list(want)
+
+
+async def test_offsets_are_those_of_the_text() -> None:
+    """A character that is split over tokens is one, also over the chunks of a stream."""
+    async with lift(FakeRunner(answering("aä\U000218a3b"))) as server:
+        (choice,) = (await server.complete(logprobs=0)).json()["choices"]
+        chunks = stream_of(await server.complete(logprobs=0, stream=True))
+    tokens, offsets = choice["logprobs"]["tokens"], choice["logprobs"]["text_offset"]
+    assert offsets == [0, 1, 1, 2, 2, 2, 2, 3, 4]
+    assert (tokens[-2], choice["text"][offsets[-2]]) == ("b", "b")
+    parts = [choice["logprobs"] for chunk in chunks for choice in chunk["choices"] if choice["logprobs"]]  # type: ignore[attr-defined]
+    assert [offset for part in parts for offset in part["text_offset"]] == offsets
