@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 Message = dict[str, object]
@@ -42,6 +42,18 @@ def calls_of(message: Message) -> list[dict[str, object]]:
 def function_of(call: dict[str, object]) -> dict[str, object]:
     function = call.get("function")
     return function if isinstance(function, dict) else {}
+
+
+def results_end(messages: Sequence[Message], at: int) -> int:
+    """Where the results of calls that stand from `at` on end."""
+    while at < len(messages) and messages[at].get("role") == "tool":
+        at += 1
+    return at
+
+
+def places_of(calls: list[dict[str, object]]) -> dict[object, int]:
+    """The index of each call that has an id, by its id."""
+    return {call["id"]: number for number, call in enumerate(calls) if call.get("id") is not None}
 
 
 def parts_of(content: object) -> list[Part]:
@@ -120,12 +132,9 @@ def _results_in_order(messages: list[Message]) -> list[Message]:
         calls = calls_of(message)
         if not calls:
             continue
-        end = at
-        while end < len(messages) and messages[end].get("role") == "tool":
-            end += 1
-        place = {call.get("id"): number for number, call in enumerate(calls) if call.get("id") is not None}
-        if any(map(has_images, messages[at:end])):  # which are known by their order
-            place = {}
+        end = results_end(messages, at)
+        # Images are known by their order.
+        place = {} if any(map(has_images, messages[at:end])) else places_of(calls)
         results = sorted(
             messages[at:end], key=lambda result: place.get(result.get("tool_call_id"), len(calls))
         )

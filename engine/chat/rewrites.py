@@ -22,6 +22,8 @@ from chairlift.engine.chat.conversation import (
     has_images,
     joined,
     parts_of,
+    places_of,
+    results_end,
     text_of,
 )
 
@@ -143,9 +145,7 @@ def calls_apart(conversation: Conversation) -> Conversation:
         if not calls or (len(calls) == 1 and not message.get("content")):
             messages.append(message)
             continue
-        end = at
-        while end < len(given) and given[end].get("role") == "tool":
-            end += 1
+        end = results_end(given, at)
         if len(calls) > 1 and any(map(has_images, given[at:end])):  # images are known by their order
             messages.append(message)
             continue
@@ -160,7 +160,7 @@ def calls_apart(conversation: Conversation) -> Conversation:
 
 def _results_of(calls: list[dict[str, object]], results: tuple[Message, ...]) -> list[list[Message]]:
     """Of each call: those with its id; what has no call's id goes to the first call without a result."""
-    place = {call.get("id"): at for at, call in enumerate(calls) if call.get("id") is not None}
+    place = places_of(calls)
     sorted_out: list[list[Message]] = [[] for _ in calls]
     free = 0
     for result in results:

@@ -104,12 +104,11 @@ def parsed(handle: Handle, parser: OutputParser) -> ParsedStream:
 
 @dataclass(slots=True)
 class ToolCall:
-    """A call as it was put together; `arguments` is JSON unless the answer broke off (`whole` is false)."""
+    """A call as it was put together; `arguments` is JSON unless the answer broke off."""
 
     id: str
     name: str
     arguments: str = ""
-    whole: bool = False
 
 
 @dataclass(slots=True)
@@ -139,7 +138,7 @@ class WholeAnswer:
             case ToolCallArguments():
                 self._join(f"arguments {event.index}", event.text)
             case ToolCallEnd():
-                self.tool_calls[event.index].whole = True
+                pass
             case OutputEnd():
                 self._end = event
                 self._finish()

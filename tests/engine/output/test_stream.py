@@ -122,6 +122,6 @@ def test_a_whole_answer() -> None:
         _ = answer.end
     answer.add(end)
     assert (answer.reasoning, answer.content, answer.refusal) == ("hm", "ok", "no")
-    assert answer.tool_calls == [ToolCall("c0", "f", '{"a": 1}', True), ToolCall("c1", "g", "{", False)]
+    assert answer.tool_calls == [ToolCall("c0", "f", '{"a": 1}'), ToolCall("c1", "g", "{")]
     assert answer.logprobs == [TokenLogprob(1, -1.0)]
     assert answer.end == end
