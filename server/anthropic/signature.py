@@ -9,20 +9,15 @@ from __future__ import annotations
 import base64
 import hashlib
 
-_SEALED = "sealed."
+from chairlift.server.sealing import seal, unseal
 
 
 def signature_of(thinking: str, *, omitted: bool) -> str:
     if omitted:
-        return _SEALED + base64.b64encode(thinking.encode()).decode()
+        return seal(thinking)
     return base64.b64encode(hashlib.sha256(thinking.encode()).digest()).decode()
 
 
 def sealed_thinking(signature: str | None) -> str:
     """The thinking that a signature holds; empty for any other signature."""
-    if signature is None or not signature.startswith(_SEALED):
-        return ""
-    try:
-        return base64.b64decode(signature.removeprefix(_SEALED), validate=True).decode()
-    except ValueError:  # no base64, or no text
-        return ""
+    return "" if signature is None else unseal(signature) or ""

@@ -5,11 +5,10 @@ Source: OpenAI's API reference, Responses (List input items).
 
 from __future__ import annotations
 
-import base64
-import binascii
 import re
 import uuid
 
+from chairlift.server.sealing import unseal
 from chairlift.server.wire.base import Wire
 from chairlift.server.wire.responses import (
     Content,
@@ -26,10 +25,6 @@ from chairlift.server.wire.responses import (
 
 Payload = dict[str, object]
 
-SEALED = "chairlift1."
-"""How `encrypted_content` of this server begins. It is the text itself: whoever holds an answer has its
-reasoning anyway, and there is nobody else to hide it from."""
-
 
 def new_id(prefix: str) -> str:
     return f"{prefix}_{uuid.uuid4().hex}"
@@ -38,21 +33,6 @@ def new_id(prefix: str) -> str:
 def is_ours(id: str) -> bool:
     """Made by `new_id`, so that nobody else's item has it: clients give ids to items, too."""
     return re.fullmatch(r"[a-z]+_[0-9a-f]{32}", id) is not None
-
-
-def seal(text: str) -> str:
-    """The reasoning as a string that clients hand back as it is."""
-    return SEALED + base64.b64encode(text.encode()).decode()
-
-
-def unseal(sealed: str) -> str | None:
-    """None for what another server made."""
-    if not sealed.startswith(SEALED):
-        return None
-    try:
-        return base64.b64decode(sealed.removeprefix(SEALED), validate=True).decode()
-    except (binascii.Error, ValueError):
-        return None
 
 
 def reasoning_text(item: ReasoningItem) -> str:

@@ -26,6 +26,7 @@ from chairlift.engine.output.events import (
 )
 from chairlift.server.anthropic.encoder import MessageEncoder, MessageHead, Payload, WholeMessage
 from chairlift.server.anthropic.signature import sealed_thinking
+from chairlift.server.sealing import SEALED
 
 RAW: TypeAdapter[RawMessageStreamEvent] = TypeAdapter(RawMessageStreamEvent)
 USAGE = Usage(prompt_tokens=10, completion_tokens=7, cached_tokens=4)
@@ -221,7 +222,7 @@ def test_thinking_that_is_not_shown_is_in_its_signature() -> None:
 
 
 def test_signatures_from_elsewhere_hold_nothing() -> None:
-    for signature in (None, "", "EqQBCgIYAhIM", "sealed.", "sealed.?", "sealed.//8=", "sealed.é"):
+    for signature in (None, "", "EqQBCgIYAhIM", *(SEALED + rest for rest in ("", "?", "//8=", "é"))):
         assert sealed_thinking(signature) == ""
 
 

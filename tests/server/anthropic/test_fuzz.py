@@ -8,6 +8,7 @@ import json
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from chairlift.server.sealing import seal
 from chairlift.server.wire.messages import CountTokensRequest, MessagesRequest
 from chairlift.server.wire.parameters import MESSAGES
 from tests.fake_tokenizer import FakeTokenizer
@@ -47,7 +48,7 @@ block = st.deferred(
                 "text": text,
                 "source": source,
                 "thinking": text,
-                "signature": st.one_of(text, st.just("sealed.YQ==")),
+                "signature": st.one_of(text, st.just(seal("a"))),
                 "data": text,
                 "id": st.sampled_from(["1", "2"]),
                 "tool_use_id": st.sampled_from(["1", "2"]),

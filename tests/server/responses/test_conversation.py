@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from chairlift.server.errors import APIError
 from chairlift.server.responses.conversation import ConversationBuilder
-from chairlift.server.responses.items import SEALED, payload, seal
+from chairlift.server.responses.items import payload
+from chairlift.server.sealing import SEALED, seal
 from chairlift.server.wire.responses import ITEMS
 from tests.server.harness import JSON
 from tests.server.responses.asking import checked_item

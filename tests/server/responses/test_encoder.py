@@ -21,7 +21,7 @@ from chairlift.engine.output.events import (
 )
 from chairlift.server.logprobs import TokenTexts
 from chairlift.server.responses.encoder import ResponseEncoder, usage_payload
-from chairlift.server.responses.items import SEALED, unseal
+from chairlift.server.sealing import SEALED, unseal
 from tests.fake_tokenizer import FakeTokenizer
 from tests.server.harness import JSON
 from tests.server.responses.asking import EVENTS, checked, checked_events
