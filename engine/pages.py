@@ -19,11 +19,11 @@ log = logging.getLogger(__name__)
 
 
 class PageStore:
-    """Args: pages: how the model's caches become pages. spec: the same in sizes."""
+    """Args: pages: how the model's caches become pages; without, nothing is kept. spec: the same in sizes."""
 
-    def __init__(self, pages: PageFormat, spec: PrefixSpec) -> None:
+    def __init__(self, pages: PageFormat | None = None, spec: PrefixSpec | None = None) -> None:
         self.spec = spec
-        self._format = pages
+        self._pages_of = pages
         self.nbytes = 0
         """Of all that is kept."""
         self._pages: dict[int, mx.array] = {}
@@ -32,6 +32,12 @@ class PageStore:
         self._sink: PageSink | None = None
         self._lent: dict[int, mx.array] = {}
         """What the sink reads: arrays are destroyed on this thread, whoever is done with them last."""
+
+    @property
+    def _format(self) -> PageFormat:
+        if self._pages_of is None:
+            raise RuntimeError("Nothing is kept of this model's rows.")
+        return self._pages_of
 
     def drop(self, ids: Iterable[int]) -> None:
         for id in ids:

@@ -23,29 +23,22 @@ from typing import Any
 
 import mlx.core as mx
 
-from chairlift.cache.views import SpanStep
 from chairlift.engine.batching import FLAT_STEPS, Batching
+from chairlift.engine.chunks import Chunks, Forward, closed
 from chairlift.engine.draws import Draws
+from chairlift.engine.flat import FlatStep
 from chairlift.engine.flight import NOT_A_NUMBER, Flight, blame
 from chairlift.engine.pages import PageStore
 from chairlift.engine.plan import NewRow, RunnerStats, Span, StepPlan, StepResult
 from chairlift.engine.prefix.vocabulary import PageSink, PrefixSpec, Save
 from chairlift.engine.residents import Resident, Residents, state_of
 from chairlift.engine.sampling import Marks, row_key
-from chairlift.engine.sight import RowSight, Sight, SightError
+from chairlift.engine.sight import Sight
 
 log = logging.getLogger(__name__)
 
 TIDY_STEPS = 256
 """Steps between returns of unused buffers to the system, as mlx-lm does it."""
-
-
-FLAT_STEP = 32
-"""On CUDA a step with prefill is padded to a multiple of this many tokens: every new number of tokens costs
-milliseconds of planning."""
-
-
-Forward = Callable[..., mx.array]
 
 
 class MlxRunner:
@@ -81,11 +74,10 @@ class MlxRunner:
         self._forward = forward
         self._make_cache = make_cache
         self._split = split
-        self._whole_prompts = whole_prompts
-        self._sight = sight
         self._marks = marks or Marks()
-        self._pages = pages
+        self._pages = pages if pages is not None else PageStore()
         self._residents = Residents(batching, make_cache)
+        self._chunks = Chunks(self._residents, forward, whole_prompts=whole_prompts, sight=sight)
         self._draws = Draws(self._residents)
         self._last: Flight | None = None
         self._steps = 0
@@ -107,12 +99,11 @@ class MlxRunner:
     @property
     def prefix(self) -> PrefixSpec | None:
         """What prefixes are kept as; None where they are not."""
-        return self._pages.spec if self._pages is not None else None
+        return self._pages.spec
 
     def spill(self, sink: PageSink) -> None:
         """See `chairlift.engine.plan.Runner`."""
-        if self._pages is not None:
-            self._pages.spill(sink)
+        self._pages.spill(sink)
 
     def stats(self) -> RunnerStats:
         own_bytes = self._residents.own_nbytes
@@ -120,7 +111,7 @@ class MlxRunner:
             rows=len(self._residents.rows),
             kv_bytes=self._residents.batch.nbytes + own_bytes,
             kv_tokens_bytes=self._residents.batch.held_nbytes + own_bytes,
-            prefix_bytes=self._pages.nbytes if self._pages is not None else 0,
+            prefix_bytes=self._pages.nbytes,
             active_bytes=mx.get_active_memory(),
             cache_bytes=mx.get_cache_memory(),
             peak_bytes=mx.get_peak_memory(),
@@ -130,10 +121,10 @@ class MlxRunner:
         self._last = None
         self._make_cache = list
         self._residents.close()
-        if self._pages is not None:
-            self._pages.clear()
-        self._forward = _closed
-        self._split = self._sight = None
+        self._pages.clear()
+        self._forward = closed
+        self._split = None
+        self._chunks.close()
         mx.clear_cache()
         if threading.current_thread() is not threading.main_thread():
             # The thread ends after this. A process that exits while a thread's streams are still being torn
@@ -148,8 +139,7 @@ class MlxRunner:
         self._keep(plan, flight)
         for row in plan.release:
             self._residents.rows.pop(row, None)
-        if self._pages is not None:
-            self._pages.load(plan.load)
+        self._pages.load(plan.load)
         for new in plan.admit:
             self._admit(new)
         if plan.idle:
@@ -163,8 +153,6 @@ class MlxRunner:
     def _keep(self, plan: StepPlan, flight: Flight) -> None:
         """Drop pages, then save those of rows that end. They are computed at once: what still refers to a
         batch's arrays keeps the step from writing into them in place."""
-        if self._pages is None:
-            return
         self._pages.drop(plan.drop)
         saved = self._save(plan.keep, flight)
         if not saved:
@@ -180,8 +168,6 @@ class MlxRunner:
             self._pages.spoil(*plan.keep)
 
     def _save(self, saves: Sequence[Save], flight: Flight) -> list[mx.array]:
-        if self._pages is None:
-            return []
         flight.saves += saves
         arrays = [array for save in saves for array in self._pages.save(save, self._residents)]
         flight.arrays += arrays
@@ -194,7 +180,6 @@ class MlxRunner:
             if new.restore is None:
                 row.caches = self._make_cache()
             else:
-                assert self._pages is not None
                 row.caches, row.held = self._pages.restore(new.restore), new.restore.tokens
         except Exception:
             log.exception("row %d could not begin", new.row)
@@ -237,26 +222,15 @@ class MlxRunner:
             self._draws.launch(flight, alone, mx.concatenate(logits_alone) if alone else mx.array([]))
             return
         step = self._residents.begin() if self._residents.order else None
-        steps, start = [], len(self._residents.order)
-        for span in spans:
-            steps.append(SpanStep(start, start + len(span.tokens), span.start))
-            start += len(span.tokens)
-        padding = -start % FLAT_STEP if spans and mx.cuda.is_available() else 0
-        positions = list(step.lengths) if step is not None else []
-        tokens: list[int] = []
-        for span in spans:
-            positions += range(span.start, span.start + len(span.tokens))
-            tokens += span.tokens
-        positions += [0] * padding
-        tokens += [0] * padding
+        flat = FlatStep.of(step.lengths if step is not None else (), spans)
         parts = [self._residents.pending] if self._residents.pending is not None and step is not None else []
-        parts += [mx.array(tokens, dtype=mx.int32)] if tokens else []
+        parts += [mx.array(flat.tokens, dtype=mx.int32)] if flat.tokens else []
         inputs = parts[0] if len(parts) == 1 else mx.concatenate(parts)
-        own = [(at, self._residents.own(span.row)) for at, span in zip(steps, spans, strict=True)]
-        caches = self._residents.batch.caches(step, mx.array(positions, dtype=mx.int32), own, padding)
-        told = self._residents.deltas(len(positions))
-        ending = [(span.row, at.stop - 1) for at, span in zip(steps, spans, strict=True) if span.last]
-        wanted = [*range(len(self._residents.order)), *(index for _, index in ending)]
+        own = [(at, self._residents.own(span.row)) for at, span in zip(flat.spans, spans, strict=True)]
+        positions = mx.array(flat.positions, dtype=mx.int32)
+        caches = self._residents.batch.caches(step, positions, own, flat.padding)
+        told = self._residents.deltas(len(flat.positions))
+        wanted = [*range(len(self._residents.order)), *flat.ending.values()]
         logits = self._logits(inputs[:, None], caches, wanted, told)
         self._residents.advance()
         for span in spans:
@@ -264,7 +238,7 @@ class MlxRunner:
             flight.arrays += state_of(self._residents.own(span.row))
         if alone:
             logits = mx.concatenate([logits, *logits_alone])
-        self._draws.launch(flight, [*self._residents.order, *(row for row, _ in ending), *alone], logits)
+        self._draws.launch(flight, [*self._residents.order, *flat.ending, *alone], logits)
 
     def _logits(
         self, inputs: mx.array, caches: list[Any], wanted: Sequence[int], told: dict[str, mx.array]
@@ -287,7 +261,8 @@ class MlxRunner:
         if self.batching is Batching.SOLO:
             for row in ready:
                 try:
-                    logits.append(self._decode_alone(row, flight))
+                    logits.append(self._chunks.decode(row))
+                    flight.arrays += state_of(self._residents.own(row))
                     drawing.append(row)
                 except Exception as error:
                     self._fail_row(flight, row, error)
@@ -313,7 +288,7 @@ class MlxRunner:
         ready: list[int] = []
         for span in spans:
             try:
-                first = self._prefill(span)
+                first = self._chunks.prefill(span)
             except Exception as error:
                 self._fail_row(flight, span.row, error)
                 continue
@@ -324,38 +299,6 @@ class MlxRunner:
             elif span.last:
                 ready.append(span.row)
         return drawing, logits, ready
-
-    def _prefill(self, span: Span) -> mx.array | None:
-        """Prefill a chunk on the row's own caches. The last known token is left to the decode pass, so that
-        no logits are computed here; but a state that holds nothing yet takes it, and so does one whose last
-        token belongs to the rest (an image, a prompt in one piece): its logits `[1, vocab]` are returned."""
-        row = self._residents.rows[span.row]
-        sight = self._look(row)
-        while sight is not None and not sight.encoded:
-            sight.encode()
-        tokens = row.held_back + span.tokens
-        whole = self._whole_prompts or (sight is not None and sight.whole)
-        if whole and not span.last:
-            row.held_back = tokens
-            return None
-        row.held_back = ()
-        end = span.start + len(span.tokens)
-        bound = (whole and not row.spec.drawn) or (sight is not None and sight.bound(end - 1))
-        left = span.last and end > 1 and not bound
-        if left:
-            row.pending = mx.array(tokens[-1], dtype=mx.int32)
-            tokens = tokens[:-1]
-        # What a row of whole prompts drew before it was preempted was fed token by token.
-        first = end - row.spec.drawn if whole else len(tokens)
-        pieces = [tokens[:first], *((token,) for token in tokens[first:])]
-        logits = None
-        for piece in pieces:
-            if piece:
-                told = sight.told(row.held, piece) if sight is not None else {}
-                inputs = mx.array(piece, dtype=mx.int32)[None]
-                logits = self._forward(inputs, self._residents.own(span.row), **told)[:, -1]
-                row.held += len(piece)
-        return logits if span.last and not left else None
 
     def _decode_together(self, ready: Sequence[int]) -> list[mx.array]:
         """Logits `[rows, vocab]` after one token of each of the rows, which are the batch from now on."""
@@ -371,31 +314,13 @@ class MlxRunner:
         self._residents.advance()
         return [logits]
 
-    def _decode_alone(self, row_id: int, flight: Flight) -> mx.array:
-        row = self._residents.rows[row_id]
-        assert row.pending is not None
-        caches = self._residents.own(row_id)
-        told = {"deltas": mx.array([row.delta], dtype=mx.int32)} if row.delta else {}
-        logits = self._forward(row.pending.reshape(1, 1), caches, **told)[:, -1]
-        row.held += 1
-        flight.arrays += state_of(caches)
-        return logits
-
-    def _look(self, row: Resident) -> RowSight | None:
-        """The row's images, or None."""
-        if row.spec.media is not None and row.sight is None:
-            if self._sight is None:
-                raise SightError("This model takes no images.")
-            row.sight = self._sight.row(row.spec.prompt, row.spec.media)
-        return row.sight
-
     def _encode(self, rows: Sequence[int], flight: Flight) -> None:
         """One more of each row's images, behind the step's tokens on the device."""
         for row in rows:
             if not self._present(row, flight):
                 continue
             try:
-                sight = self._look(self._residents.rows[row])
+                sight = self._chunks.look(self._residents.rows[row])
                 if sight is not None:
                     sight.encode()
                 if sight is None or sight.encoded:
@@ -427,10 +352,10 @@ class MlxRunner:
             self._lose(flight, fault)
         for row in flight.failed.keys() - known:
             self._end_failed(flight, row)
-        if self._pages is not None and fault is None:
+        if fault is None:
             wrong = flight.failed.keys() | flight.lost.keys()
             self._pages.landed(save for save in flight.saves if save.row not in wrong)
-        spoiled = self._pages.take_spoiled() if self._pages is not None else frozenset()
+        spoiled = self._pages.take_spoiled()
         encoded = frozenset(flight.encoded)
         return StepResult(flight.number, samples, flight.failed, flight.lost, encoded, spoiled), fault
 
@@ -441,7 +366,6 @@ class MlxRunner:
         they go, and it starts again without them."""
         state = self._residents.rows.pop(row, None)
         if state is not None and state.spec.restore is not None and flight.failed[row] == NOT_A_NUMBER:
-            assert self._pages is not None
             log.error("row %d began with kept pages and is not a number in step %d", row, flight.number)
             self._pages.distrust(state.spec.restore)
             flight.lost[row] = flight.failed.pop(row)
@@ -471,14 +395,9 @@ class MlxRunner:
     def _forget(self, flight: Flight) -> None:
         """Nothing of the step can be used, the pages saved in it included."""
         flight.forget()
-        if self._pages is not None:
-            self._pages.spoil(*flight.saves)
+        self._pages.spoil(*flight.saves)
 
     def _tidy(self, *, idle: bool) -> None:
         self._steps += 1
         if idle or self._steps % TIDY_STEPS == 0:
             mx.clear_cache()
-
-
-def _closed(tokens: mx.array, caches: list[Any]) -> mx.array:
-    raise RuntimeError("The runner is closed.")
