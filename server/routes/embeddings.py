@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import time
-import uuid
 from collections.abc import Sequence
 
 import numpy as np
@@ -24,7 +23,7 @@ from chairlift.server.embedding import (
     prepare_rerank,
     prepare_score,
 )
-from chairlift.server.errors import CLIENT_CLOSED_REQUEST, APIError
+from chairlift.server.errors import CLIENT_CLOSED_REQUEST, APIError, request_id_of
 from chairlift.server.payload import PayloadResponse, dump
 from chairlift.server.streaming import unless_gone
 from chairlift.server.wire.embeddings import RerankRequest
@@ -39,7 +38,7 @@ async def embeddings(request: Request) -> Response:
     vectors = await _compute(request, prepared.embedder, prepared.texts)
     # A thread: the numbers of a thousand vectors take longer to write than the event loop may wait.
     body = await asyncio.to_thread(_embeddings_body, prepared, vectors)
-    return Response(body, media_type="application/json", headers=_request_id("embd-"))
+    return Response(body, media_type="application/json", headers=_request_id(request, "embd-"))
 
 
 @router.post("/rerank")
@@ -50,14 +49,18 @@ async def rerank(request: Request) -> Response:
     wire, documents, pairs = await asyncio.to_thread(prepare_rerank, raw, context)
     scores = await _scores(request, pairs)
     # A thread here, too: documents may be long.
-    return await asyncio.to_thread(_ranking, wire, documents, scores, pairs)
+    headers = _request_id(request, "rerank-")
+    return await asyncio.to_thread(_ranking, wire, documents, scores, pairs, headers)
 
 
 def _ranking(
-    wire: RerankRequest, documents: list[str], scores: npt.NDArray[np.float64], pairs: PreparedPairs
+    wire: RerankRequest,
+    documents: list[str],
+    scores: npt.NDArray[np.float64],
+    pairs: PreparedPairs,
+    headers: dict[str, str],
 ) -> Response:
     best = sorted(range(len(documents)), key=lambda index: -scores[index])[: wire.top_n or None]
-    headers = _request_id("rerank-")
     results: list[dict[str, object]] = []
     for index in best:
         result: dict[str, object] = {"index": index, "relevance_score": float(scores[index])}
@@ -81,7 +84,7 @@ async def score(request: Request) -> Response:
     context, raw = await receive(request)
     pairs = await asyncio.to_thread(prepare_score, raw, context)
     scores = await _scores(request, pairs)
-    headers = _request_id("score-")
+    headers = _request_id(request, "score-")
     return PayloadResponse(
         {
             "id": headers["X-Request-Id"],
@@ -138,5 +141,5 @@ def _usage(texts: Sequence[TokenizedText]) -> dict[str, int]:
     return {"prompt_tokens": tokens, "total_tokens": tokens}
 
 
-def _request_id(prefix: str) -> dict[str, str]:
-    return {"X-Request-Id": prefix + uuid.uuid4().hex}
+def _request_id(request: Request, prefix: str) -> dict[str, str]:
+    return {"X-Request-Id": request_id_of(request.scope, prefix)}
