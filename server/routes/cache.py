@@ -11,7 +11,7 @@ from chairlift.server.body import parse, receive
 from chairlift.server.context import Context, context_of
 from chairlift.server.errors import invalid
 from chairlift.server.payload import PayloadResponse
-from chairlift.server.responses.queries import Query
+from chairlift.server.query import Query
 from chairlift.server.routes.tokenize import check_model, messages_tokens, prompt_tokens
 from chairlift.server.wire.cache import WARM, WarmRequest
 from chairlift.server.wire.tokenize import TokenizeRequest

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from typing import get_args
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
@@ -15,18 +16,21 @@ from chairlift.server.body import receive
 from chairlift.server.context import Context, context_of
 from chairlift.server.errors import CLIENT_CLOSED_REQUEST
 from chairlift.server.payload import PayloadResponse
+from chairlift.server.query import Query
 from chairlift.server.responses.answering import Answering
 from chairlift.server.responses.asking import Asked, read
 from chairlift.server.responses.encoder import ResponseEncoder
 from chairlift.server.responses.fitting import prepare
 from chairlift.server.responses.items import Payload, new_id
-from chairlift.server.responses.queries import Query
 from chairlift.server.responses.registry import Responses
 from chairlift.server.routes.answer import submit
 from chairlift.server.streaming import EventStream, frame, unless_gone
 from chairlift.server.wire.parameters import INPUT_TOKENS
+from chairlift.server.wire.responses import Includable
 
 router = APIRouter(prefix="/v1/responses")
+INCLUDABLE = get_args(Includable)
+"""What a query may ask for; it is there anyway."""
 
 
 class ResponseStream(EventStream):
@@ -129,7 +133,7 @@ async def input_tokens(http: Request) -> Response:
 async def retrieve(response_id: str, http: Request) -> Response:
     context = context_of(http)
     query = Query(http, "stream", "starting_after", "include", "include_obfuscation")
-    query.check_include()
+    query.check_list("include", INCLUDABLE)
     query.boolean("include_obfuscation")
     after = query.integer("starting_after", least=0)
     if query.boolean("stream"):
@@ -156,7 +160,7 @@ async def cancel(response_id: str, http: Request) -> Response:
 @router.get("/{response_id}/input_items")
 async def input_items(response_id: str, http: Request) -> Response:
     query = Query(http, "after", "include", "limit", "order")
-    query.check_include()
+    query.check_list("include", INCLUDABLE)
     limit = query.integer("limit", least=1, most=100)
     order = query.one_of("order", ("asc", "desc"))
     after = query.text("after")

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import get_args
 
 from fastapi import Request
 
 from chairlift.server.errors import APIError, invalid, shorten, unsupported
-from chairlift.server.wire.responses import Includable
 
 
 class Query:
@@ -40,12 +38,11 @@ class Query:
             raise self.refused(name, f"must be one of {', '.join(values)}")
         return text
 
-    def check_include(self) -> None:
-        """What may be asked for is there anyway."""
-        known = get_args(Includable)
-        for value in (*self._values.getlist("include"), *self._values.getlist("include[]")):
-            if value not in known:
-                raise self.refused("include", f"must be one of {', '.join(known)}")
+    def check_list(self, name: str, values: Sequence[str]) -> None:
+        """Of what may be given more than once, as `name` or `name[]`."""
+        given = {*self._values.getlist(name), *self._values.getlist(f"{name}[]")}
+        if not given <= set(values):
+            raise self.refused(name, f"must be one of {', '.join(values)}")
 
     def refused(self, name: str, why: str) -> APIError:
         return invalid(f"{name} {why}.", name, "invalid_value")
