@@ -101,7 +101,7 @@ def serve(
         typer.Option(
             min=1,
             help="Milliseconds that a step may take while answers run; prompts are cut to fit. By default "
-            "five times a step that only decodes.",
+            "five times a step that only decodes, or 50 if that is more.",
             show_default=False,
         ),
     ] = None,
