@@ -20,6 +20,9 @@ Count = Annotated[int, Field(le=2**31 - 1)]
 """Sizes and token ids, within what an array of 32-bit integers holds."""
 
 
+CacheSalt = Annotated[str, Field(min_length=1, max_length=512)]
+"""Whose kept prefixes are: the same wherever one is sent."""
+
 Metadata = Annotated[
     dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=16)
 ]
@@ -93,7 +96,7 @@ class Generated(Drawn):
     prompt_cache_key: str | None = None
     priority: Annotated[int, Field(ge=-(2**31), le=2**31 - 1)] | None = None
     """vLLM's: smaller is sooner; 0 by default."""
-    cache_salt: Annotated[str, Field(min_length=1, max_length=512)] | None = None
+    cache_salt: CacheSalt | None = None
     """vLLM's: kept prefixes are shared only among requests of the same salt."""
 
 

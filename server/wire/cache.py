@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from types import MappingProxyType
 
-from chairlift.server.wire.base import Wire
+from chairlift.server.wire.base import CacheSalt, Wire
 from chairlift.server.wire.chat import Message
 from chairlift.server.wire.parameters import Surface
 from chairlift.server.wire.tools import Tool
@@ -20,7 +20,7 @@ class WarmRequest(Wire):
     """Default: true for a prompt, false for messages, whose template writes them."""
     tools: list[Tool] | None = None
     chat_template_kwargs: dict[str, object] | None = None
-    cache_salt: str | None = None
+    cache_salt: CacheSalt | None = None
 
 
 WARM = Surface(MappingProxyType({}))

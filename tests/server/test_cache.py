@@ -130,6 +130,7 @@ async def test_a_warmed_text_is_for_its_salt_alone() -> None:
         ({"prompt": "a", "messages": [SYSTEM]}, "prompt"),
         ({"prompt": "a", "tools": []}, "tools"),
         ({"prompt": "a", "max_tokens": 3}, "max_tokens"),
+        ({"prompt": "a", "cache_salt": "s" * 513}, "cache_salt"),
         ({"prompt": "a" * 500}, "prompt"),
         ({"prompt": "a" * 5000}, "prompt"),
     ],
