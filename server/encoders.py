@@ -23,8 +23,7 @@ from chairlift.engine.output.events import (
 from chairlift.engine.output.stream import ToolCall, WholeAnswer
 from chairlift.server.choices import Choices
 from chairlift.server.logprobs import TextOffsets, TokenTexts, chat_logprobs, completion_logprobs
-
-Payload = dict[str, object]
+from chairlift.server.payload import Payload
 
 
 @dataclass(frozen=True, slots=True)

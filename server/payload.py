@@ -8,6 +8,9 @@ from collections.abc import Mapping
 import orjson
 from starlette.responses import Response
 
+Payload = dict[str, object]
+"""A JSON object on its way out."""
+
 
 def dump(payload: Mapping[str, object]) -> bytes:
     """Compact UTF-8 JSON; NaN and infinities, which JSON has not, become null."""

@@ -17,9 +17,9 @@ from starlette.types import Message, Receive, Scope, Send
 from chairlift.engine.errors import EngineError
 from chairlift.engine.output.events import OutputEnd, OutputEvent
 from chairlift.engine.output.stream import ParsedStream, WholeAnswer
-from chairlift.server.encoders import Encoder, Payload
+from chairlift.server.encoders import Encoder
 from chairlift.server.errors import CLIENT_CLOSED_REQUEST, APIError, from_engine, internal_error
-from chairlift.server.payload import PayloadResponse, dump
+from chairlift.server.payload import Payload, PayloadResponse, dump
 
 logger = logging.getLogger("chairlift.server")
 

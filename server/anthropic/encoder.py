@@ -23,8 +23,7 @@ from chairlift.engine.output.events import (
     ToolCallStart,
 )
 from chairlift.server.anthropic.signature import signature_of
-
-Payload = dict[str, object]
+from chairlift.server.payload import Payload
 
 
 @dataclass(frozen=True, slots=True)

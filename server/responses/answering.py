@@ -15,9 +15,9 @@ from chairlift.engine.errors import EngineError
 from chairlift.engine.output.events import EndReason, OutputEnd
 from chairlift.engine.output.stream import AnswerBroken, ParsedStream
 from chairlift.server.errors import APIError, from_engine, internal_error
+from chairlift.server.payload import Payload
 from chairlift.server.responses.database import Stored
 from chairlift.server.responses.encoder import ResponseEncoder, usage_payload
-from chairlift.server.responses.items import Payload
 from chairlift.server.responses.store import ResponseStore
 
 logger = logging.getLogger("chairlift.server")

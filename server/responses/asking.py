@@ -11,8 +11,9 @@ from chairlift.engine.request import SamplingParams
 from chairlift.server.body import parse
 from chairlift.server.context import Context
 from chairlift.server.errors import invalid, shorten
+from chairlift.server.payload import Payload
 from chairlift.server.responses.conversation import ConversationBuilder
-from chairlift.server.responses.items import Payload, is_ours, payload, user_message
+from chairlift.server.responses.items import is_ours, payload, user_message
 from chairlift.server.responses.registry import Responses
 from chairlift.server.responses.store import ResponseStore
 from chairlift.server.responses.translation import Translation, translate

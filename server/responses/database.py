@@ -19,8 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from chairlift.server.payload import dump
-from chairlift.server.responses.items import Payload
+from chairlift.server.payload import Payload, dump
 
 SCHEMA_VERSION = 1
 ROW_BYTES = 64

@@ -21,7 +21,8 @@ from chairlift.engine.output.events import (
     ToolCallStart,
 )
 from chairlift.server.logprobs import TokenTexts, chat_logprobs
-from chairlift.server.responses.items import Payload, new_id
+from chairlift.server.payload import Payload
+from chairlift.server.responses.items import new_id
 from chairlift.server.sealing import seal
 
 OUTPUT_TEXT, REFUSAL, REASONING, SUMMARY = "output_text", "refusal", "reasoning_text", "summary_text"

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import uuid
 
+from chairlift.server.payload import Payload
 from chairlift.server.sealing import unseal
 from chairlift.server.wire.base import Wire
 from chairlift.server.wire.responses import (
@@ -22,8 +23,6 @@ from chairlift.server.wire.responses import (
     Part,
     ReasoningItem,
 )
-
-Payload = dict[str, object]
 
 
 def new_id(prefix: str) -> str:

@@ -8,9 +8,9 @@ from collections.abc import AsyncGenerator
 from contextlib import suppress
 
 from chairlift.server.errors import APIError, invalid, shorten
+from chairlift.server.payload import Payload
 from chairlift.server.responses.answering import Answering, unpack, without_output
 from chairlift.server.responses.database import Stored
-from chairlift.server.responses.items import Payload
 from chairlift.server.responses.store import HEARTBEAT_S, ResponseStore
 from chairlift.server.settings import ResponsesSettings
 

@@ -10,8 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from chairlift.server.errors import APIError
+from chairlift.server.payload import Payload
 from chairlift.server.responses.database import Bounds, ResponseDatabase, Stored, StoreFault
-from chairlift.server.responses.items import Payload
 from chairlift.server.settings import ResponsesSettings
 
 logger = logging.getLogger("chairlift.server")

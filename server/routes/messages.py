@@ -15,7 +15,7 @@ from starlette.responses import Response
 from chairlift.engine.errors import EngineError
 from chairlift.engine.output.stream import ParsedStream, parsed
 from chairlift.server.anthropic.context import is_due, is_worth, results_to_clear
-from chairlift.server.anthropic.encoder import MessageEncoder, MessageHead, Payload, WholeMessage
+from chairlift.server.anthropic.encoder import MessageEncoder, MessageHead, WholeMessage
 from chairlift.server.anthropic.errors import error_frame
 from chairlift.server.anthropic.translate import Translation, translate
 from chairlift.server.body import fit, parse, receive
@@ -27,7 +27,7 @@ from chairlift.server.errors import (
     internal_error,
     request_id_of,
 )
-from chairlift.server.payload import PayloadResponse
+from chairlift.server.payload import Payload, PayloadResponse
 from chairlift.server.reasoning import EFFORT
 from chairlift.server.routes.answer import prepare_conversation, submit
 from chairlift.server.streaming import EventStream, frame, unless_gone

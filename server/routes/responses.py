@@ -15,13 +15,13 @@ from chairlift.engine.output.stream import parsed
 from chairlift.server.body import receive
 from chairlift.server.context import Context, context_of
 from chairlift.server.errors import CLIENT_CLOSED_REQUEST
-from chairlift.server.payload import PayloadResponse
+from chairlift.server.payload import Payload, PayloadResponse
 from chairlift.server.query import Query
 from chairlift.server.responses.answering import Answering
 from chairlift.server.responses.asking import Asked, read
 from chairlift.server.responses.encoder import ResponseEncoder
 from chairlift.server.responses.fitting import prepare
-from chairlift.server.responses.items import Payload, new_id
+from chairlift.server.responses.items import new_id
 from chairlift.server.responses.registry import Responses
 from chairlift.server.routes.answer import submit
 from chairlift.server.streaming import EventStream, frame, unless_gone

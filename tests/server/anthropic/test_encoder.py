@@ -24,8 +24,9 @@ from chairlift.engine.output.events import (
     ToolCallEnd,
     ToolCallStart,
 )
-from chairlift.server.anthropic.encoder import MessageEncoder, MessageHead, Payload, WholeMessage
+from chairlift.server.anthropic.encoder import MessageEncoder, MessageHead, WholeMessage
 from chairlift.server.anthropic.signature import sealed_thinking
+from chairlift.server.payload import Payload
 from chairlift.server.sealing import SEALED
 
 RAW: TypeAdapter[RawMessageStreamEvent] = TypeAdapter(RawMessageStreamEvent)

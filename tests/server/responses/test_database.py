@@ -17,8 +17,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from chairlift.server.payload import Payload
 from chairlift.server.responses.database import Bounds, ResponseDatabase, Stored, StoreFault
-from chairlift.server.responses.items import Payload
 
 ROOMY = Bounds(count=1000, bytes=10**9, age_s=1e9)
 
