@@ -11,12 +11,12 @@ import asyncio
 import logging
 import secrets
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 
+from chairlift.engine.answers import Answers
 from chairlift.engine.config import EngineConfig, EngineObserver, EngineStats
 from chairlift.engine.constraints import Compiler
 from chairlift.engine.disk import DiskTraffic, open_disk
@@ -27,8 +27,8 @@ from chairlift.engine.errors import (
     ModelUnavailable,
     StepFailed,
 )
-from chairlift.engine.events import Failed, Finished, FinishReason, TokenLogprob, Usage
-from chairlift.engine.handle import Mailbox, RequestHandle
+from chairlift.engine.events import Failed
+from chairlift.engine.handle import RequestHandle
 from chairlift.engine.kept import CacheCleared, KeptPrefixes
 from chairlift.engine.media import MediaProcessor
 from chairlift.engine.pace import Pace
@@ -37,7 +37,6 @@ from chairlift.engine.plan import (
     ModelInfo,
     Runner,
     RunnerStats,
-    Sample,
     StepPlan,
     StepResult,
     Tokenizer,
@@ -71,23 +70,11 @@ __all__ = [
 ]
 
 
-@dataclass(slots=True, eq=False)
-class _Answer:
-    """What the engine holds of a request beside its row."""
-
-    text: AnswerText
-    mailbox: Mailbox
-    observed: bool
-
-
 @dataclass(slots=True)
 class _Counters:
     steps: int = 0
     step_started: float | None = None
     step_ended: float | None = None
-    prompt_tokens: int = 0
-    generation_tokens: int = 0
-    finished: Counter[FinishReason] = field(default_factory=Counter)
 
 
 class Engine:
@@ -120,7 +107,6 @@ class Engine:
         self.wedged = False
         """`stop` gave the MLX thread up: a call on it never came back."""
         self._factory = runner_factory
-        self._observer = observer
         self._thread: MLXThread | None = None
         self._tenants: list[Tenant] = []
         self._runner: Runner
@@ -128,7 +114,7 @@ class Engine:
         self._pace: Pace
         self._disk: DiskTraffic | None = None
         self._kept: KeptPrefixes
-        self._answers: dict[Row, _Answer] = {}
+        self._answers = Answers(observer, self._finish)
         self._counters = _Counters()
         self._runner_stats = RunnerStats()
         self._stats_read = 0.0  # on the MLX thread
@@ -249,15 +235,15 @@ class Engine:
     async def _shut_down(self) -> None:
         if self._loading is not None:
             self._loading.cancel()
-        for row in list(self._answers):
+        for row in self._answers.rows:
             if row.timing.admitted is None:
-                self._fail(row, EngineStopped("The server is shutting down."))
-        while self._answers and (left := self._drain_until - time.monotonic()) > 0:
+                self._answers.fail(row, EngineStopped("The server is shutting down."))
+        while self._answers.rows and (left := self._drain_until - time.monotonic()) > 0:
             self._drain_news.clear()
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._drain_news.wait(), left)
-        for row in list(self._answers):
-            self._fail(row, EngineStopped("The server is shutting down."))
+        for row in self._answers.rows:
+            self._answers.fail(row, EngineStopped("The server is shutting down."))
         self._closing = True
         self._wake.set()
         if self._loop_task is not None:
@@ -354,16 +340,16 @@ class Engine:
     def _submit(self, request: Request, *, observed: bool) -> RequestHandle:
         given = request.sampling.seed
         row = self._scheduler.add(request, secrets.randbits(64) if given is None else given & MAX_SEED)
-        answer = _Answer(
-            AnswerText(self.tokenizer, request.sampling, request.visible_token_ids), Mailbox(), observed
-        )
-        self._answers[row] = answer
+        text = AnswerText(self.tokenizer, request.sampling, request.visible_token_ids)
+        mailbox = self._answers.begin(row, text, observed=observed)
         self._wake.set()
-        return RequestHandle(request, row.timing, answer.mailbox, partial(self._end_early, row))
+        return RequestHandle(request, row.timing, mailbox, partial(self._answers.end, row))
 
-    def _end_early(self, row: Row, reason: FinishReason) -> None:
-        if row in self._answers:
-            self._end(row, reason, lambda usage: Finished(reason, usage))
+    def _finish(self, row: Row) -> None:
+        """What is due beside the event when a row ends."""
+        self._drain_news.set()
+        self._wake.set()
+        self._scheduler.finish(row)
 
     # -- the loop
 
@@ -382,13 +368,13 @@ class Engine:
                 try:
                     result = await self._step(plan)
                 except Exception as error:
-                    self._recover(error, self._scheduler.abandon())
+                    self._answers.recover(error, self._scheduler.abandon())
                 else:
                     self._commit(result)
                 finally:
                     self._kept.carried_out(plan)
             except Exception as error:  # a defect of ours: nobody may hang on it
-                self._recover(error, list(self._answers))
+                self._answers.recover(error, self._answers.rows)
                 await asyncio.sleep(0)
 
     def _serve_disk(self) -> None:
@@ -423,76 +409,10 @@ class Engine:
     def _commit(self, result: StepResult | None) -> None:
         committed = self._scheduler.commit(result)
         for row, message in committed.failed:
-            self._fail(row, StepFailed(message))
+            self._answers.fail(row, StepFailed(message))
         now = time.monotonic()
         for row, sample in committed.drawn:
-            try:
-                self._take(row, sample, now)
-            except Exception:
-                log.exception("A token of request %s could not be handled", row.request.request_id)
-                self._fail(row, EngineError("The answer's text could not be made."))
-
-    def _recover(self, error: Exception, rows: list[Row]) -> None:
-        """Something that must not raise has raised: these rows end, the loop goes on."""
-        log.error("A step raised; its requests end", exc_info=error)
-        for row in rows:
-            try:
-                self._fail(row, StepFailed("The model step of this request failed."))
-            except Exception:  # its end has been told all the same
-                log.exception("The end of request %s was not clean", row.request.request_id)
-
-    def _take(self, row: Row, sample: Sample, now: float) -> None:
-        """One token of one row: text, event, and whether the answer ends."""
-        answer = self._answers[row]
-        self._time_token(row, answer, now)
-        last = row.drawn >= row.limit
-        text = answer.text.add(sample.token, last=last)
-        logprob = None
-        if row.request.sampling.logprobs is not None and sample.logprob is not None:
-            logprob = TokenLogprob(sample.token, sample.logprob, sample.top)
-        answer.mailbox.put(sample.token, text, logprob)
-        stop = answer.text.stop
-        if stop is not None or last:
-            reason = FinishReason.LENGTH if stop is None else FinishReason.STOP
-            self._end(row, reason, lambda usage: Finished(reason, usage, stop))
-
-    def _time_token(self, row: Row, answer: _Answer, now: float) -> None:
-        timing, before = row.timing, row.timing.last_token
-        timing.last_token = now
-        if before is None:
-            timing.first_token = now
-        if answer.observed and self._observer is not None:
-            if before is None:
-                self._observe(self._observer.on_first_token, row.request, timing)
-            else:
-                self._observe(self._observer.on_token_interval, now - before)
-
-    def _fail(self, row: Row, error: EngineError) -> None:
-        if row in self._answers:
-            self._end(row, FinishReason.ERROR, lambda usage: Failed(error, usage))
-
-    def _end(self, row: Row, reason: FinishReason, event: Callable[[Usage], Finished | Failed]) -> None:
-        answer = self._answers.pop(row)
-        usage = Usage(len(row.request.prompt_token_ids), row.drawn, row.cached)
-        try:
-            self._scheduler.finish(row)
-        finally:  # whatever goes wrong, nobody waits for an end that does not come
-            self._wake.set()
-            answer.mailbox.end(event(usage))
-        self._drain_news.set()
-        if not answer.observed:
-            return
-        self._counters.prompt_tokens += usage.prompt_tokens
-        self._counters.generation_tokens += usage.completion_tokens
-        self._counters.finished[reason] += 1
-        if self._observer is not None:
-            self._observe(self._observer.on_finished, row.request, row.timing, usage, reason)
-
-    def _observe(self, report: Callable[..., None], *arguments: object) -> None:
-        try:
-            report(*arguments)
-        except Exception:
-            log.exception("An observer raised")
+            self._answers.take(row, sample, now)
 
     def stats(self) -> EngineStats:
         """Plain numbers; before `start` has loaded the model all of them are zero."""
@@ -507,9 +427,9 @@ class Engine:
             stalled_s=0.0 if started is None else now - started,
             busy=started is not None or (scheduler.busy if scheduler else False),
             runner=self._runner_stats,
-            prompt_tokens=counters.prompt_tokens,
-            generation_tokens=counters.generation_tokens,
-            finished=dict(counters.finished),
+            prompt_tokens=self._answers.prompt_tokens,
+            generation_tokens=self._answers.generation_tokens,
+            finished=dict(self._answers.finished),
             preemptions=scheduler.preemptions if scheduler else 0,
             lost=scheduler.losses if scheduler else 0,
             wasted_tokens=scheduler.wasted if scheduler else 0,
