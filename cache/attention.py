@@ -19,6 +19,7 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.models.cache import KVCache, RotatingKVCache
 
+from chairlift.cache.cpu_attention import attention
 from chairlift.cache.layout import Action, Drop, Move, Place, Rebuild
 from chairlift.cache.ragged import ragged_attention, ragged_available
 from chairlift.cache.step import CohortStep
@@ -90,7 +91,8 @@ class CohortKV:
                     del self.blocks[key]
 
     def write(self, place: Place, cache: Any) -> None:
-        """Copy a single-request cache (batch 1) into a slot.
+        """Copy a single-request cache (batch 1) into a slot; one whose arrays are as large as the block, the
+        only slot of which is its own, becomes the block without a copy.
 
         Raises:
             ValueError: a cache of another kind or window, or of more than one row.
@@ -99,6 +101,10 @@ class CohortKV:
         offset = int(cache.offset)
         if offset == 0:
             block.clear(place.slot, 0)
+            return
+        if block.slots == 1 and not block.planes and self._fit(buffers := self.buffers_of(cache), block):
+            # Aliases: what is written into the block does not show in the cache.
+            block.planes = [plane[:] for plane in buffers]
             return
         planes = self.planes_of(cache)
         if planes[0].shape[0] != 1:
@@ -166,14 +172,10 @@ class CohortKV:
         if step.holes:
             queries = queries[step.fill]
         longest = self._longest(step)
-        out = mx.fast.scaled_dot_product_attention(
-            queries,
-            keys[: step.used, :, :longest],
-            values[: step.used, :, :longest],
-            scale=scale,
-            mask=step.mask(self.window, window),
-            sinks=sinks,
-        )
+        # Not `visible`: that is for a model's own arithmetic, which not every store allows.
+        keys, values = (array[: step.used, :, :longest] for array in (keys, values))
+        mask = step.mask(self.window, window)
+        out = attention(queries, keys, values, scale=scale, mask=mask, sinks=sinks, known=step.known)
         return out[step.slots] if step.holes else out
 
     # How tokens are stored
@@ -190,6 +192,15 @@ class CohortKV:
     def planes_of(self, cache: Any) -> Planes:
         """The planes of a single-request cache, oldest token first, unused room cut off."""
         return temporal(cache)
+
+    def buffers_of(self, cache: Any) -> Planes:
+        """The planes of a single-request cache of full attention, the room behind its tokens included."""
+        return cache.keys, cache.values
+
+    def _fit(self, planes: Planes, block: Block) -> bool:
+        return self.window is None and all(
+            plane.shape[0] == 1 and plane.shape[2] == block.capacity for plane in planes
+        )
 
     def filled(self, planes: Planes, tokens: int) -> Any:
         """A single-request cache of `tokens` tokens that holds `planes`."""
@@ -237,6 +248,11 @@ class CohortKV:
     @property
     def nbytes(self) -> int:
         return sum(block.nbytes for block in self.blocks.values())
+
+    @property
+    def buffers(self) -> int:
+        """Arrays."""
+        return sum(len(block.planes) for block in self.blocks.values())
 
     @property
     def bytes_per_token(self) -> int:

@@ -18,12 +18,16 @@ import mlx.core as mx
 from mlx_lm.models.cache import ArraysCache, QuantizedKVCache
 
 from chairlift.cache.attention import CohortKV, Planes
+from chairlift.cache.device import on_cuda
 from chairlift.cache.kinds import Kind, kind_of
 from chairlift.cache.layout import FLOOR, CohortLayout, Drop, Move, Rebuild
 from chairlift.cache.mamba import BatchMambaCache
 from chairlift.cache.quantized import QuantizedKV, QuantizedRow
 from chairlift.cache.step import DecodeStep
 from chairlift.cache.views import AttendView, DenseView, SpanStep, ViewList
+
+COPY_BYTES = 64 * 2**20
+"""Of cohorts that are there twice at most while they are rebuilt, beyond one layer's."""
 
 Caches = Sequence[Any]
 """One request's caches as the model's `make_cache` gives them, one per layer, batch 1."""
@@ -71,6 +75,11 @@ class RecurrentLayer:
     def nbytes(self) -> int:
         return self.cache.nbytes if self.cache is not None else 0
 
+    @property
+    def buffers(self) -> int:
+        """Arrays."""
+        return sum(state is not None for state in self.cache.cache) if self.cache is not None else 0
+
 
 Layer = CohortKV | RecurrentLayer
 Tree = Any
@@ -95,14 +104,17 @@ class RowBatch:
     Args:
         template: fresh caches of the model (`make_cache()`), to learn the kind of each layer.
         dense: keep attention rows in one block and show models whole arrays (`DenseView`).
+        floor: of `CohortLayout`, None for the usual one.
 
     Raises:
         UnsupportedCache: naming a cache type that cannot be batched.
     """
 
-    def __init__(self, template: Caches, *, dense: bool = False) -> None:
-        # A launch costs more on CUDA, and the ragged kernel reads no padding.
-        self.layout = CohortLayout(single=dense, floor=2 * FLOOR if mx.cuda.is_available() else FLOOR)
+    def __init__(self, template: Caches, *, dense: bool = False, floor: int | None = None) -> None:
+        if floor is None:
+            # A launch costs more on CUDA, and the ragged kernel reads no padding.
+            floor = 2 * FLOOR if on_cuda() else FLOOR
+        self.layout = CohortLayout(single=dense, floor=floor)
         self.dense = dense
         self.order: list[int] = []
         self._trees: list[Tree] = [storage_of(cache) for cache in template]
@@ -245,6 +257,11 @@ class RowBatch:
         return sum(leaf.nbytes for leaf in leaves_of(self._trees))
 
     @property
+    def buffers(self) -> int:
+        """Arrays of all rows."""
+        return sum(leaf.buffers for leaf in leaves_of(self._trees))
+
+    @property
     def held_nbytes(self) -> int:
         """Bytes that the rows' own tokens and states need of `nbytes`."""
         total = sum(layer.nbytes for layer in self._recurrent)
@@ -255,9 +272,18 @@ class RowBatch:
         return total
 
     def _apply(self, actions: Sequence[Rebuild | Move | Drop]) -> None:
-        if actions:
-            for store in self._attention:
-                store.apply(actions)
+        """Cohorts that are rebuilt are there twice until that is computed: not all layers at once, where
+        they are large."""
+        if not actions:
+            return
+        rebuilt = [action.key for action in actions if isinstance(action, Rebuild)]
+        pending: list[mx.array] = []
+        for store in self._attention:
+            store.apply(actions)
+            pending += [plane for key in rebuilt if key in store.blocks for plane in store.blocks[key].planes]
+            if sum(plane.nbytes for plane in pending) > COPY_BYTES:
+                mx.eval(pending)
+                pending.clear()
 
     def _reorder(self, old: Mapping[int, int], join: Mapping[int, tuple[Caches, int]]) -> None:
         self.order = self.layout.rows

@@ -157,12 +157,20 @@ class CohortLayout:
                 continue
             if self.single or self._alike(cohort, self.lengths[row]):
                 before = (len(cohort.slots), cohort.capacity)
-                growth = min(max(STEP, cohort.capacity // 8), MOST_GROWTH)
-                cohort.capacity = _round_up(cohort.capacity + growth)
+                cohort.capacity = grown(cohort.capacity)
                 actions += self._grown(cohort.key, before)
             else:
                 actions += self._move(row)
         return actions
+
+    def copy(self) -> CohortLayout:
+        """The same, to try something on."""
+        twin = CohortLayout(single=self.single, floor=self.floor)
+        twin.cohorts = {
+            key: Cohort(key, cohort.capacity, list(cohort.slots)) for key, cohort in self.cohorts.items()
+        }
+        twin.places, twin.lengths, twin._next_key = dict(self.places), dict(self.lengths), self._next_key
+        return twin
 
     def advance(self, rows: Iterable[int]) -> None:
         """One token was appended to each of `rows`."""
@@ -174,7 +182,7 @@ class CohortLayout:
         need = length + 1
         best: tuple[int, int, Cohort] | None = None
         for cohort in self.cohorts.values():
-            capacity = max(cohort.capacity, _round_up(need))
+            capacity = max(cohort.capacity, round_up(need))
             shortest = min([need, *(self.lengths[row] + 1 for row in cohort.rows)])
             if not self.single and capacity > max(self.floor, RATIO * shortest):
                 continue
@@ -189,7 +197,7 @@ class CohortLayout:
         return cohort
 
     def _seat(self, cohort: Cohort, row: int, length: int) -> None:
-        cohort.capacity = max(cohort.capacity, _round_up(length + 1))
+        cohort.capacity = max(cohort.capacity, round_up(length + 1))
         if None in cohort.slots:
             slot = cohort.slots.index(None)
             cohort.slots[slot] = row
@@ -216,7 +224,7 @@ class CohortLayout:
             self.places[row] = Place(cohort.key, slot)
         # Never larger: a row that is full here may have to move out.
         longest = max(self.lengths[row] for row in cohort.rows)
-        cohort.capacity = min(cohort.capacity, _round_up(longest + 1))
+        cohort.capacity = min(cohort.capacity, round_up(longest + 1))
         return Rebuild(cohort.key, sources, len(cohort.slots), cohort.capacity)
 
     def _fill_hole(self, cohort: Cohort, hole: int) -> list[Action]:
@@ -232,7 +240,7 @@ class CohortLayout:
     def _alike(self, cohort: Cohort, length: int) -> bool:
         """Whether growing the cohort for a row of `length` keeps its shortest row within RATIO."""
         shortest = min(self.lengths[row] for row in cohort.rows) + 1
-        return _round_up(length + 1) <= max(self.floor, RATIO * shortest)
+        return round_up(length + 1) <= max(self.floor, RATIO * shortest)
 
     def _move(self, row: int) -> list[Action]:
         place, length = self.places[row], self.lengths[row]
@@ -253,7 +261,13 @@ class CohortLayout:
         return actions
 
 
-def _round_up(tokens: int) -> int:
+def grown(capacity: int) -> int:
+    """What a full cohort of this capacity grows to."""
+    return round_up(capacity + min(max(STEP, capacity // 8), MOST_GROWTH))
+
+
+def round_up(tokens: int) -> int:
+    """The least capacity with room for so many tokens."""
     return -(-tokens // STEP) * STEP
 
 

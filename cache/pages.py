@@ -136,10 +136,42 @@ class PageFormat:
             ValueError: planes of other shapes or types than those measured.
         """
         flat = [plane for layer in planes for plane in layer]
+        self._check(flat)
+        return mx.concatenate([_bytes(plane) for plane in flat]) if flat else mx.zeros((0,), dtype=mx.uint8)
+
+    def _check(self, flat: Planes) -> None:
         found = [PlaneShape(plane.shape[1], plane.shape[3], plane.dtype) for plane in flat]
         if found != self._shapes:
             raise ValueError("These planes are not of the model that was measured.")
-        return mx.concatenate([_bytes(plane) for plane in flat]) if flat else mx.zeros((0,), dtype=mx.uint8)
+
+    def pack_many(self, planes: Sequence[Planes], parts: Sequence[tuple[int, int]]) -> list[mx.array]:
+        """The pages of these parts [start, stop) of the planes, in order. Those at the beginning that follow
+        one another and are equally long are made together: a copy for each plane and page is what a GPU takes
+        long for, not the bytes. A CPU is quicker one by one (51 ms against 63 for 8 pages of 64 tokens).
+
+        Raises:
+            ValueError: as of `pack`.
+        """
+        flat = [plane for layer in planes for plane in layer]
+        first, each = parts[0][0], parts[0][1] - parts[0][0]
+        expected = [(first + index * each, first + (index + 1) * each) for index in range(len(parts))]
+        alike = next((index for index, part in enumerate(parts) if part != expected[index]), len(parts))
+        uneven = len(set(self._shapes)) != 1 or each * self._shapes[0].token_bytes % ALIGNMENT
+        if alike < 2 or uneven or mx.default_device() == mx.cpu:
+            alike = 0
+        pages = self._pack_alike(flat, first, each, alike) if alike else []
+        for start, stop in parts[alike:]:
+            pages.append(self.pack([[plane[:, :, start:stop] for plane in layer] for layer in planes]))
+        return pages
+
+    def _pack_alike(self, flat: Planes, first: int, each: int, count: int) -> list[mx.array]:
+        """`count` pages of `each` tokens from `first` on, of planes that are all of one shape and type."""
+        self._check(flat)
+        shape = self._shapes[0]
+        together = mx.stack([plane[0, :, first : first + each * count] for plane in flat])
+        together = together.reshape(len(flat), shape.heads, count, each, shape.width)
+        ordered = mx.contiguous(together.transpose(2, 0, 1, 3, 4)).reshape(count, -1).view(mx.uint8)
+        return [mx.contiguous(page) for page in ordered]
 
     def page_bytes(self, tokens: int) -> int:
         """Bytes of a page of so many tokens."""

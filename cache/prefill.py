@@ -3,7 +3,7 @@
 On CUDA, MLX's fused attention builds a cuDNN plan for every new pair of lengths: about 64 ms each on an H200,
 paid again and again where prompts and chunks have lengths of their own. So there short chunks are composed of
 matrix products (a few ms at a new shape), with scores in float32, and long ones are padded to few shapes.
-Elsewhere a new shape costs nothing and the fused call stands as it is.
+On a CPU the softmax is made anew (`chairlift.cache.cpu_attention`). Elsewhere the fused call stands as it is.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from typing import Any
 
 import mlx.core as mx
 
-Mask = mx.array | str | None
+from chairlift.cache.cpu_attention import Mask, attention
+from chairlift.cache.device import on_cuda
 
 COMPOSED_BYTES = 16 * 2**20
 """Largest scores that are composed; beyond it the fused call reads less memory."""
@@ -40,15 +41,15 @@ def attend_span(
         known: keeps the masks made here for the next layer of the same step.
         buffers: arrays that begin with `keys` and `values` and go on with room that nobody uses.
     """
-    if mx.default_device() == mx.gpu and mx.cuda.is_available():
+    known = {} if known is None else known
+    if on_cuda():
         scores = 4 * queries.shape[1] * queries.shape[2] * keys.shape[2]
-        known = {} if known is None else known
         if scores <= COMPOSED_BYTES:
             return composed(queries, keys, values, scale=scale, mask=mask, sinks=sinks, known=known)
         return padded(
             queries, keys, values, scale=scale, mask=mask, sinks=sinks, known=known, buffers=buffers
         )
-    return mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale, mask=mask, sinks=sinks)
+    return attention(queries, keys, values, scale=scale, mask=mask, sinks=sinks, known=known)
 
 
 def composed(
@@ -98,7 +99,8 @@ def padded(
     if buffers is not None and buffers[0].shape[2] == held + more_keys:
         keys, values = buffers
     else:
-        keys, values = _longer(keys, more_keys), _longer(values, more_keys)
+        # Whole arrays, for a view of one with more room is a new shape, too.
+        keys, values = (mx.contiguous(_longer(array, more_keys)) for array in (keys, values))
     out = mx.fast.scaled_dot_product_attention(
         _longer(queries, more_queries),
         keys,

@@ -186,6 +186,11 @@ class QuantizedKV(CohortKV):
             raise ValueError(f"A row joins from a cache of {self._bits} bits.")
         return [array for part in row.parts for array in temporal(part)]
 
+    def buffers_of(self, cache: Any) -> Planes:
+        if not isinstance(cache, QuantizedRow):
+            return self.planes_of(cache)
+        return [array for part in cache.parts for array in (part.keys, part.values)]
+
     def filled(self, planes: Planes, tokens: int) -> QuantizedRow:
         row = QuantizedRow(self._bits, self._make)
         for index, part in enumerate(row.parts):

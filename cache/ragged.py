@@ -16,6 +16,8 @@ from typing import Any
 
 import mlx.core as mx
 
+from chairlift.cache.device import on_cuda
+
 HEAD_DIMS = (64, 128, 256)
 THREADS = 128
 TARGET_BLOCKS = 1024
@@ -256,7 +258,7 @@ def ragged_available(head_dim: int, group: int, dtype: mx.Dtype) -> bool:
     """Whether the kernel runs here for such heads and agrees with the reference. Tried once per process."""
     if head_dim not in HEAD_DIMS or dtype not in (mx.bfloat16, mx.float16):
         return False
-    if mx.default_device() == mx.cpu or not mx.cuda.is_available():
+    if not on_cuda():
         return False
     try:
         return all(_agrees(head_dim, group, dtype, lengths) for lengths in ((1, 70, 300), (513, 2, 129)))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
+from typing import Any
 
 import mlx.core as mx
 
@@ -24,6 +25,7 @@ class CohortStep:
         lengths: tokens held before this step, by row.
         longest: tokens that the longest row holds after this step.
         uniform: the length before this step where all rows agree and no slot is free; else None.
+        known: what one layer made of the masks, for the next.
     """
 
     def __init__(self, cohort: Cohort, start: int, lengths: dict[int, int]) -> None:
@@ -41,6 +43,7 @@ class CohortStep:
         self._all = len(cohort.slots)
         self._masks: dict[tuple[int | None, int | None], mx.array | None] = {}
         self._positions: dict[tuple[int | None, int, int], mx.array] = {}
+        self.known: dict[Any, Any] = {}
 
     @cached_property
     def slots(self) -> mx.array:

@@ -20,6 +20,7 @@ from mlx_lm.models.cache import CacheList
 from chairlift.cache.attention import CohortKV
 from chairlift.cache.parts import Attention, by_parts
 from chairlift.cache.prefill import attend_span
+from chairlift.cache.span_kernel import Chunk, attend_chunks, chunk_of, span_kernel_available
 from chairlift.cache.step import CohortStep, DecodeStep
 
 
@@ -148,6 +149,9 @@ class AttendView:
             raise TypeError(f"Attention over a batch takes the mask of its cache, not {type(mask).__name__}.")
         window = mask.window if mask is not None else None
         outputs = [self._attend_cohort(cohort, queries, scale, window, sinks) for cohort in self.cohorts]
+        at_once = self._attend_spans_at_once(queries, scale, window, sinks)
+        if at_once is not None:
+            return mx.concatenate([*outputs, at_once], axis=0) if outputs else at_once
         for (span, cache), (keys, values) in zip(self._spans, self._span_kv, strict=True):
             shown = span.mask(keys.shape[2], self._store.window, window)
             out = attend_span(
@@ -164,6 +168,36 @@ class AttendView:
         if self._padding:
             outputs.append(mx.zeros((self._padding, *outputs[0].shape[1:]), dtype=outputs[0].dtype))
         return outputs[0] if len(outputs) == 1 else mx.concatenate(outputs, axis=0)
+
+    def _attend_spans_at_once(
+        self, queries: mx.array, scale: float, window: int | None, sinks: mx.array | None
+    ) -> mx.array | None:
+        """All chunks and the padding in one launch, or None where it does not apply."""
+        if not self._spans:
+            return None
+        kinds = {array.dtype for pair in self._span_kv for array in pair} | {queries.dtype}
+        if len(kinds) > 1 or any(keys.shape != values.shape for keys, values in self._span_kv):
+            return None
+        kv_heads = self._span_kv[0][0].shape[1]
+        heads = queries.shape[3], queries.shape[1], kv_heads
+        if not span_kernel_available(*heads, queries.dtype, sinks is not None):
+            return None
+        ring = self._store.window
+        chunks, arrays = list[Chunk](), list[tuple[mx.array, mx.array]]()
+        for (span, cache), shown in zip(self._spans, self._span_kv, strict=True):
+            held, tokens = shown[0].shape[2], span.stop - span.start
+            pair = _buffers(cache) or shown
+            look = ring if window is None else window
+            if tokens == 1 and ring is not None and look is not None and look < min(ring, held):
+                return None  # a ring does not hold its tokens in order
+            arrays.append(pair)
+            chunks.append(
+                chunk_of(span.start, tokens, span.offset, held, pair[0].shape[2], look, ring=ring is not None)
+            )
+        known = self._spans[0][0].masks
+        return attend_chunks(
+            queries, chunks, arrays, scale=scale, sinks=sinks, padding=self._padding, known=known
+        )
 
     def _attend_cohort(
         self,
