@@ -11,7 +11,7 @@ from chairlift.engine.config import EngineObserver
 from chairlift.engine.errors import EngineError, StepFailed
 from chairlift.engine.events import Failed, Finished, FinishReason, TokenLogprob, Usage
 from chairlift.engine.handle import Mailbox
-from chairlift.engine.plan import Sample
+from chairlift.engine.plan import Sample, StepPlan
 from chairlift.engine.row import Row
 from chairlift.engine.text import AnswerText
 
@@ -66,11 +66,11 @@ class Answers:
         answer = self._open[row]
         self._time(row, answer, now)
         last = row.drawn >= row.limit
+        if row.drawn == 1:
+            answer.mailbox.prompt = tuple(map(_logprob, row.scores))
         text = answer.text.add(sample.token, last=last)
-        logprob = None
-        if row.request.sampling.logprobs is not None and sample.logprob is not None:
-            logprob = TokenLogprob(sample.token, sample.logprob, sample.top)
-        answer.mailbox.put(sample.token, text, logprob)
+        asked = row.request.sampling.logprobs is not None and sample.logprob is not None
+        answer.mailbox.put(sample.token, text, _logprob(sample) if asked else None)
         stop = answer.text.stop
         if stop is not None or last:
             self.end(row, FinishReason.LENGTH if stop is None else FinishReason.STOP, stop)
@@ -82,9 +82,15 @@ class Answers:
             timing.first_token = now
         if answer.observed and self.observer is not None:
             if before is None:
-                self._observe(self.observer.on_first_token, row.request, timing)
+                self._observe(self.observer.on_first_token, row.request, timing, row.cached)
             else:
                 self._observe(self.observer.on_token_interval, now - before)
+
+    def stepped(self, plan: StepPlan, seconds: float) -> None:
+        """A step came back after so long."""
+        if self.observer is not None and not plan.idle:
+            prompt = sum(len(span.tokens) for span in plan.prefill)
+            self._observe(self.observer.on_step, prompt, len(plan.decode), seconds)
 
     def end(self, row: Row, reason: FinishReason, stop: str | int | None = None) -> None:
         """The answer ends, unless it has."""
@@ -125,3 +131,8 @@ class Answers:
             report(*arguments)
         except Exception:
             log.exception("An observer raised")
+
+
+def _logprob(sample: Sample) -> TokenLogprob:
+    assert sample.logprob is not None
+    return TokenLogprob(sample.token, sample.logprob, sample.top)

@@ -5,12 +5,14 @@ All methods run on the MLX thread.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import mlx.core as mx
 
 from chairlift.engine.plan import Span
+from chairlift.engine.prompt_scores import pieces_of, score
 from chairlift.engine.residents import Resident, Residents
 from chairlift.engine.sight import RowSight, Sight, SightError
 
@@ -42,26 +44,35 @@ class Chunks:
         while sight is not None and not sight.encoded:
             sight.encode()
         tokens = row.held_back + span.tokens
-        whole = self._whole_prompts or (sight is not None and sight.whole)
-        if whole and not span.last:
+        end = span.start + len(span.tokens)
+        start = end - len(tokens)
+        whole_to = math.inf if self._whole_prompts else sight.whole_to if sight is not None else 0
+        if end < whole_to and not span.last:
             row.held_back = tokens
             return None
         row.held_back = ()
-        end = span.start + len(span.tokens)
-        bound = (whole and not row.spec.drawn) or (sight is not None and sight.bound(end - 1))
+        bound = (self._whole_prompts and not row.spec.drawn) or (sight is not None and sight.bound(end - 1))
         left = span.last and end > 1 and not bound
         if left:
             row.pending = mx.array(tokens[-1], dtype=mx.int32)
             tokens = tokens[:-1]
         # What a row of whole prompts drew before it was preempted was fed token by token.
-        first = end - row.spec.drawn if whole else len(tokens)
+        prompt = len(row.spec.prompt) if sight is not None else end - row.spec.drawn
+        first = prompt - start if start < whole_to and row.spec.drawn else len(tokens)
         pieces = [tokens[:first], *((token,) for token in tokens[first:])]
+        wanted = row.spec.sampling.prompt_logprobs
         logits = None
-        for piece in pieces:
+        for piece in pieces if wanted is None else pieces_of(pieces):
             if piece:
                 told = sight.told(row.held, piece) if sight is not None else {}
                 inputs = mx.array(piece, dtype=mx.int32)[None]
-                logits = self._forward(inputs, self._residents.own(span.row), **told)[:, -1]
+                logits = self._forward(inputs, self._residents.own(span.row), **told)
+                if (
+                    wanted is not None
+                    and (found := score(logits[0], row.prompt, row.held, wanted)) is not None
+                ):
+                    row.scores.append(found)
+                logits = logits[:, -1]
                 row.held += len(piece)
         return logits if span.last and not left else None
 
@@ -79,7 +90,8 @@ class Chunks:
         if row.spec.media is not None and row.sight is None:
             if self._sight is None:
                 raise SightError("This model takes no images.")
-            row.sight = self._sight.row(row.spec.prompt, row.spec.media)
+            held = row.spec.restore.tokens if row.spec.restore is not None else 0
+            row.sight = self._sight.row(row.spec.prompt, row.spec.media, held)
         return row.sight
 
 

@@ -9,6 +9,7 @@ from typing import Protocol
 
 from chairlift.engine.errors import InvalidParameter
 from chairlift.engine.events import FinishReason, Usage
+from chairlift.engine.memory.vocabulary import MemoryStats
 from chairlift.engine.plan import RunnerStats
 from chairlift.engine.prefix.vocabulary import DiskStats, PrefixStats
 from chairlift.engine.request import Request
@@ -33,6 +34,9 @@ class EngineConfig:
     that only decodes."""
     max_waiting: int = 256
     """Requests in the wait queue, beyond those that find a free row."""
+    memory_limit_bytes: int | None = None
+    """Memory that the process may use, or of a GPU of its own what it may use of that. None: a share of what
+    there is; 0: no bound."""
     prefix_cache_bytes: int | None = None
     """Memory for prefixes kept for later requests; 0 keeps none. None: a share of the device's memory."""
     prefix_cache_disk_bytes: int = 0
@@ -50,6 +54,7 @@ class EngineConfig:
             ("max_num_batched_tokens", 1),
             ("max_step_ms", 1),
             ("max_waiting", 0),
+            ("memory_limit_bytes", 0),
             ("prefix_cache_bytes", 0),
             ("prefix_cache_disk_bytes", 0),
         ):
@@ -88,13 +93,18 @@ class EngineStats:
     wasted_tokens: int
     """Drawn by look-ahead for rows that had ended."""
     prefix: PrefixStats
+    memory: MemoryStats = field(default_factory=MemoryStats)
     disk: DiskStats = field(default_factory=DiskStats)
+    deferred: int = 0
+    """Of those waiting, rows that wait for the disk rather than for a seat."""
 
 
 class EngineObserver(Protocol):
     """Told about requests as they go, on the event loop. Must be quick; what it raises is logged."""
 
-    def on_first_token(self, request: Request, timing: RequestTiming) -> None: ...
+    def on_first_token(self, request: Request, timing: RequestTiming, cached_tokens: int) -> None:
+        """`cached_tokens`: of the prompt, taken over from a kept prefix."""
+        ...
 
     def on_token_interval(self, seconds: float) -> None:
         """Between two tokens of one request."""
@@ -103,3 +113,7 @@ class EngineObserver(Protocol):
     def on_finished(
         self, request: Request, timing: RequestTiming, usage: Usage, reason: FinishReason
     ) -> None: ...
+
+    def on_step(self, prompt_tokens: int, decoding: int, seconds: float) -> None:
+        """A step came back: tokens of prompts, and rows that drew one more, in the plan that it launched."""
+        ...

@@ -13,7 +13,7 @@ import secrets
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 from chairlift.engine.answers import Answers
@@ -29,34 +29,30 @@ from chairlift.engine.errors import (
 )
 from chairlift.engine.events import Failed
 from chairlift.engine.handle import RequestHandle
-from chairlift.engine.kept import CacheCleared, KeptPrefixes
+from chairlift.engine.kept import CacheCleared, KeptPrefixes, prefix_bytes
 from chairlift.engine.media import MediaProcessor
+from chairlift.engine.memory.budget import Budget, Reservation
+from chairlift.engine.memory.guard import MemoryGuard
 from chairlift.engine.pace import Pace
 from chairlift.engine.plan import (
     LoadedModel,
     ModelInfo,
     Runner,
-    RunnerStats,
     StepPlan,
     StepResult,
     Tokenizer,
 )
 from chairlift.engine.prefix.index import PrefixIndex
 from chairlift.engine.prefix.prefixes import Prefixes
-from chairlift.engine.prefix.vocabulary import DiskStats, PrefixStats
 from chairlift.engine.request import MAX_SEED, Request, SamplingParams
 from chairlift.engine.row import RequestTiming, Row
 from chairlift.engine.scheduler import Scheduler
-from chairlift.engine.sharing import Sharing
+from chairlift.engine.statistics import StepStatistics, stats_of
 from chairlift.engine.text import AnswerText
-from chairlift.engine.thread import MLXThread, Tenant
+from chairlift.engine.thread import MLXThread
 
 log = logging.getLogger(__name__)
 
-STATS_EVERY = 0.25
-"""Seconds between two readings of the runner's memory while it steps; each reading walks all rows."""
-PREFIX_SHARE = 0.1
-"""Of the device's memory beside the weights, for prefixes, where the operator names no size."""
 LOAD_PATIENCE = 1.0
 """Seconds that stopping waits for a model that is still loading."""
 
@@ -70,13 +66,6 @@ __all__ = [
 ]
 
 
-@dataclass(slots=True)
-class _Counters:
-    steps: int = 0
-    step_started: float | None = None
-    step_ended: float | None = None
-
-
 class Engine:
     """Serves requests with one model.
 
@@ -84,6 +73,8 @@ class Engine:
         runner_factory: called on the MLX thread; loads the model. What it raises, `start` raises.
         config: bounds.
         observer: told about first tokens, intervals and ends.
+        budget: of memory, that several engines share; None: one of its own, as `config` says.
+        weights: of that budget, what was reserved for the load.
     """
 
     info: ModelInfo
@@ -99,6 +90,8 @@ class Engine:
         config: EngineConfig | None = None,
         *,
         observer: EngineObserver | None = None,
+        budget: Budget | None = None,
+        weights: Reservation | None = None,
     ) -> None:
         self.config = config or EngineConfig()
         self.ready = False
@@ -107,17 +100,16 @@ class Engine:
         self.wedged = False
         """`stop` gave the MLX thread up: a call on it never came back."""
         self._factory = runner_factory
+        self._budget, self._weights = budget, weights
+        self._memory = MemoryGuard()
         self._thread: MLXThread | None = None
-        self._tenants: list[Tenant] = []
         self._runner: Runner
         self._scheduler: Scheduler
         self._pace: Pace
         self._disk: DiskTraffic | None = None
         self._kept: KeptPrefixes
         self._answers = Answers(observer, self._finish)
-        self._counters = _Counters()
-        self._runner_stats = RunnerStats()
-        self._stats_read = 0.0  # on the MLX thread
+        self._statistics = StepStatistics()
         self._loading: asyncio.Future[LoadedModel] | None = None
         self._loop_task: asyncio.Task[None] | None = None
         self._wake = asyncio.Event()
@@ -152,7 +144,7 @@ class Engine:
             loaded = await self._loading
         except asyncio.CancelledError:
             if self.draining and (task := asyncio.current_task()) and not task.cancelling():
-                raise EngineStopped("The server is shutting down.") from None
+                raise EngineStopped("The model is shutting down.") from None
             raise
         except EngineError:
             raise
@@ -161,15 +153,14 @@ class Engine:
         self.info, self.tokenizer, self._runner = loaded.info, loaded.tokenizer, loaded.runner
         self.processor, self.constraints = loaded.processor, loaded.constraints
         budget = self.config.max_num_batched_tokens or self.info.step_tokens
-        self.config = replace(self.config, max_num_batched_tokens=budget)
-        limit = self.config.max_step_ms
-        self._pace = Pace(
-            None if limit is None else limit / 1000,
-            start=max(1, budget // 2),
-            most=budget,
-            grain=Sharing.of(budget).grain,
+        kept = prefix_bytes(loaded, self.config)
+        self.config = replace(self.config, max_num_batched_tokens=budget, prefix_cache_bytes=kept)
+        self._pace = Pace.of(self.config.max_step_ms, budget)
+        index = PrefixIndex(loaded.prefix, kept) if loaded.prefix is not None and kept else None
+        self._memory = MemoryGuard.of(
+            *(loaded, self.config, index), budget=self._budget, weights=self._weights, wake=self._wake.set
         )
-        index = self._index(loaded)
+        await thread.run(self._memory.bound)
         disk = await open_disk(loaded, self.config)
         identity = disk.model if disk is not None else ""
         prefixes = Prefixes(index, time.monotonic, identity=identity, catalogue=disk)
@@ -181,19 +172,13 @@ class Engine:
             clock=time.monotonic,
             prefixes=prefixes,
             pace=self._pace.tokens,
+            memory=self._memory.rows,
         )
         if disk is not None:
             self._disk = DiskTraffic(disk, prefixes, self._wake.set)
             await thread.run(partial(self._runner.spill, disk))
         self._kept = KeptPrefixes(self._scheduler, self._disk, self.submit, self._wake.set)
         self._loop_task = asyncio.create_task(self._run(), name="chairlift engine")
-
-    def _index(self, loaded: LoadedModel) -> PrefixIndex | None:
-        limit = self.config.prefix_cache_bytes
-        if limit is None:
-            limit = int(PREFIX_SHARE * max(0, loaded.info.memory_bytes - loaded.info.weight_bytes))
-        self.config = replace(self.config, prefix_cache_bytes=limit if loaded.prefix else 0)
-        return PrefixIndex(loaded.prefix, limit) if loaded.prefix is not None and limit else None
 
     async def _test(self) -> None:
         prompt = tuple(self.tokenizer.encode("Hello")[: max(1, self.info.context_length - 2)]) or (0,)
@@ -204,17 +189,6 @@ class Engine:
                     if isinstance(event.error, EngineStopped):
                         raise event.error
                     raise ModelUnavailable(f"The model cannot decode: {event.error.message}")
-
-    def share_thread(self, tenant: Tenant) -> MLXThread:
-        """The MLX thread, for `tenant` to compute on between steps. `stop` stops the tenant, too.
-
-        Raises:
-            EngineStopped: not started, or stopping.
-        """
-        if self._thread is None or self.draining:
-            raise EngineStopped("The engine is not running.")
-        self._tenants.append(tenant)
-        return self._thread
 
     async def stop(self, drain_timeout: float = 0.0) -> None:
         """Admit nothing more, let running rows finish for so many seconds, end the rest, close the runner.
@@ -237,13 +211,13 @@ class Engine:
             self._loading.cancel()
         for row in self._answers.rows:
             if row.timing.admitted is None:
-                self._answers.fail(row, EngineStopped("The server is shutting down."))
+                self._answers.fail(row, EngineStopped("The model is shutting down."))
         while self._answers.rows and (left := self._drain_until - time.monotonic()) > 0:
             self._drain_news.clear()
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._drain_news.wait(), left)
         for row in self._answers.rows:
-            self._answers.fail(row, EngineStopped("The server is shutting down."))
+            self._answers.fail(row, EngineStopped("The model is shutting down."))
         self._closing = True
         self._wake.set()
         if self._loop_task is not None:
@@ -251,10 +225,11 @@ class Engine:
             await self._in_time(self._loop_task)
         if self._disk is not None:
             await asyncio.to_thread(self._disk.disk.close, 0.0 if self.wedged else self.config.close_timeout)
-        for tenant in self._tenants:
-            await tenant.stop(max(0.0, self._drain_until - time.monotonic()))
         if self._thread is not None:
             await self._close(self._thread)
+        self._memory.close()
+        if self._weights is not None:
+            self._weights.release()
 
     async def _close(self, thread: MLXThread) -> None:
         loaded = self._loop_task is not None
@@ -298,7 +273,7 @@ class Engine:
             InvalidParameter: a token id the model does not have.
             ContextLengthExceeded: the prompt fills the context.
         """
-        self._scheduler.room(request)  # first, so that no more tokens are looked at than the context holds
+        self._scheduler.limit(request)  # first, so that no more tokens are looked at than the context holds
         tokens, known = request.prompt_token_ids, self.tokenizer.vocab_size
         if min(tokens) < 0 or max(tokens) >= known:
             raise InvalidParameter("prompt", f"The prompt holds a token id outside 0..{known - 1}.")
@@ -334,7 +309,7 @@ class Engine:
     def _require_ready(self) -> None:
         if not self.ready:
             raise EngineStopped(
-                "The server is shutting down." if self.draining else "The model is still loading."
+                "The model is shutting down." if self.draining else "The model is still loading."
             )
 
     def _submit(self, request: Request, *, observed: bool) -> RequestHandle:
@@ -386,24 +361,20 @@ class Engine:
 
     async def _step(self, plan: StepPlan) -> StepResult | None:
         assert self._thread is not None
-        begun = self._counters.step_started = time.monotonic()
+        begun = self._statistics.begin()
         try:
             result = await self._thread.run(partial(self._step_on_thread, plan))
-            self._pace.observe(plan, time.monotonic() - begun)
+            spent = time.monotonic() - begun
+            self._pace.observe(plan, spent)
+            self._answers.stepped(plan, spent)
+            self._memory.observe(self._statistics.runner)
             return result
         finally:
-            self._counters.steps += 1
-            self._counters.step_ended = time.monotonic()
-            self._counters.step_started = None
+            self._statistics.end()
 
     def _step_on_thread(self, plan: StepPlan) -> StepResult | None:
         result = self._runner.step(plan)
-        if plan.idle or time.monotonic() - self._stats_read > STATS_EVERY:
-            self._stats_read = time.monotonic()
-            try:
-                self._runner_stats = self._runner.stats()
-            except Exception:
-                log.exception("The runner's memory could not be read")
+        self._statistics.read(self._runner, idle=plan.idle)
         return result
 
     def _commit(self, result: StepResult | None) -> None:
@@ -416,26 +387,9 @@ class Engine:
 
     def stats(self) -> EngineStats:
         """Plain numbers; before `start` has loaded the model all of them are zero."""
-        counters, now = self._counters, time.monotonic()
         scheduler = self._scheduler if self._loop_task is not None else None
-        started, ended = counters.step_started, counters.step_ended
-        return EngineStats(
-            running=scheduler.running if scheduler else 0,
-            waiting=scheduler.waiting if scheduler else 0,
-            steps=counters.steps,
-            last_step_age_s=None if ended is None else now - ended,
-            stalled_s=0.0 if started is None else now - started,
-            busy=started is not None or (scheduler.busy if scheduler else False),
-            runner=self._runner_stats,
-            prompt_tokens=self._answers.prompt_tokens,
-            generation_tokens=self._answers.generation_tokens,
-            finished=dict(self._answers.finished),
-            preemptions=scheduler.preemptions if scheduler else 0,
-            lost=scheduler.losses if scheduler else 0,
-            wasted_tokens=scheduler.wasted if scheduler else 0,
-            prefix=scheduler.prefixes.stats if scheduler else PrefixStats(),
-            disk=self._disk.disk.stats if self._disk is not None else DiskStats(),
-        )
+        disk = self._disk.disk if self._disk is not None else None
+        return stats_of(self._statistics, self._answers, self._memory, scheduler, disk)
 
 
 def _line(error: BaseException) -> str:

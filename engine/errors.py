@@ -27,6 +27,31 @@ class ContextLengthExceeded(InvalidParameter):
     """The prompt leaves no room for an answer within the model's context."""
 
 
+class MemoryExceeded(ContextLengthExceeded):
+    """The request could not be held in memory even if it were the only one.
+
+    Attributes:
+        needed: bytes.
+        available: bytes for requests, when there are no others.
+        most: tokens of prompt and answer together that fit.
+    """
+
+    def __init__(
+        self, param: str, *, needed: int, available: int, prompt: int, answer: int, most: int
+    ) -> None:
+        what = f"The prompt has {prompt} tokens"
+        if param != "prompt":
+            what += f" and the answer may have {answer}"
+        super().__init__(
+            param,
+            f"{what}: this server would need {needed / 1e6:,.1f} MB of memory for the request and has "
+            f"{available / 1e6:,.1f} MB. At most {most} tokens fit, prompt and answer together.",
+        )
+        self.needed = needed
+        self.available = available
+        self.most = most
+
+
 class QueueFull(EngineError):
     """The wait queue is at its bound; come back after `retry_after` seconds."""
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import mlx.core as mx
 
+from chairlift.cache.device import on_cuda
 from chairlift.cache.views import SpanStep
 from chairlift.engine.plan import Span
 
+Split = tuple[Callable[..., mx.array], Callable[[mx.array], mx.array]]
+"""A model's body and head."""
 GRAIN = 32
 """On CUDA a step with prefill is padded to a multiple of this many tokens: every new number of tokens costs
 milliseconds of planning."""
@@ -44,5 +48,25 @@ class FlatStep:
             tokens += span.tokens
             if span.last:
                 ending[span.row] = stop - 1
-        padding = -len(positions) % GRAIN if spans and mx.cuda.is_available() else 0
+        padding = -len(positions) % GRAIN if spans and on_cuda() else 0
         return cls(positions + [0] * padding, tokens + [0] * padding, steps, ending, padding)
+
+
+def logits_of(
+    forward: Callable[..., mx.array],
+    split: Split | None,
+    inputs: mx.array,
+    caches: list[Any],
+    wanted: Sequence[int],
+    told: dict[str, mx.array],
+) -> mx.array:
+    """Logits `[len(wanted), vocab]` of the wanted tokens of a flat step `[tokens, 1]`."""
+    everything = list(wanted) == list(range(inputs.shape[0]))
+    if split is None:
+        logits = forward(inputs, caches, **told)[:, -1]
+        return logits if everything else logits[mx.array(list(wanted), dtype=mx.int32)]
+    body, head = split
+    hidden = body(inputs, cache=caches, **told)
+    if not everything:
+        hidden = hidden[mx.array(list(wanted), dtype=mx.int32)]
+    return head(hidden)[:, -1]

@@ -8,8 +8,9 @@ from typing import Any
 import mlx.core as mx
 
 from chairlift.engine.constraints.matcher import Matcher
-from chairlift.engine.plan import Sample
+from chairlift.engine.plan import PromptPart, Sample
 from chairlift.engine.prefix.vocabulary import Save
+from chairlift.engine.prompt_scores import PromptScores
 from chairlift.engine.sampling import Draw, Drawn
 from chairlift.engine.sight import SightError
 from chairlift.engine.thinking import ThinkingCount
@@ -42,7 +43,13 @@ class Flight:
     thinking: dict[int, ThinkingCount] = field(default_factory=dict)
     """Of rows whose thinking is bounded and not over."""
     arrays: list[mx.array] = field(default_factory=list)
+    states: dict[int, list[mx.array]] = field(default_factory=dict)
+    """Of rows with caches of their own, by row."""
     saves: list[Save] = field(default_factory=list)
+    scored: list[tuple[int, PromptScores]] = field(default_factory=list)
+    """Parts of prompts, by row, in order."""
+    parts: dict[int, tuple[PromptPart, ...]] = field(default_factory=dict)
+    """What was read of them."""
     encoded: set[int] = field(default_factory=set)
     failed: dict[int, str] = field(default_factory=dict)
     lost: dict[int, str] = field(default_factory=dict)
@@ -50,15 +57,23 @@ class Flight:
     @property
     def outputs(self) -> list[mx.array]:
         drawn = self.drawn.arrays if self.drawn is not None else []
-        return [*drawn, *([self.undrawn.logits] if self.undrawn is not None else []), *self.arrays]
+        undrawn = [self.undrawn.logits] if self.undrawn is not None else []
+        states = (array for arrays in self.states.values() for array in arrays)
+        return [*drawn, *undrawn, *self.arrays, *states]
 
     def forget(self) -> None:
         """Nothing was drawn after all."""
-        self.undrawn, self.drawn, self.drawing, self.arrays = None, None, [], []
+        self.undrawn, self.drawn, self.drawing = None, None, []
+        self.arrays, self.states, self.scored = [], {}, []
 
     def read(self) -> dict[int, Sample]:
         """The drawn tokens, on the host; constraints follow them. Rows whose logits are not a number or leave
         nothing to draw go to `failed` instead."""
+        for row, found in self.scored:
+            if (part := found.read()) is None:
+                self.failed.setdefault(row, NOT_A_NUMBER)
+            else:
+                self.parts[row] = (*self.parts.get(row, ()), part)
         drawn = self.drawn
         if drawn is None:
             return {}

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from types import TracebackType
 
-from chairlift.engine.events import Event, Failed, Finished, FinishReason, TextDelta, TokenLogprob
+from chairlift.engine.events import Event, Failed, Finished, FinishReason, TextDelta, TokenLogprob, Usage
 from chairlift.engine.request import Request
 from chairlift.engine.row import RequestTiming
 
@@ -20,29 +20,45 @@ class Mailbox:
     """
 
     def __init__(self) -> None:
+        self.prompt: tuple[TokenLogprob, ...] = ()
+        """Of the prompt's tokens from the second on, where asked for; there before the first delta."""
         self._tokens: list[int] = []
         self._texts: list[str] = []
         self._logprobs: list[TokenLogprob] = []
         self._end: Finished | Failed | None = None
         self._delivered_end = False
-        self._news = asyncio.Event()
+        self._when_ended: list[Callable[[], None]] = []
+        self._reader: asyncio.Future[None] | None = None
+        """Waits for news."""
 
     def put(self, token: int, text: str, logprob: TokenLogprob | None) -> None:
         self._tokens.append(token)
         self._texts.append(text)
         if logprob is not None:
             self._logprobs.append(logprob)
-        self._news.set()
+        self._tell()
 
     def end(self, event: Finished | Failed) -> None:
         """The first terminal event counts."""
         if self._end is None:
             self._end = event
-            self._news.set()
+            self._tell()
+            for call in self._when_ended:
+                call()
 
     @property
-    def ended(self) -> bool:
-        return self._end is not None
+    def outcome(self) -> Finished | Failed | None:
+        """The terminal event, whether or not it was fetched."""
+        return self._end
+
+    def when_ended(self, call: Callable[[], None]) -> None:
+        """To be called, once, with the terminal event, which has not come yet. It must not raise."""
+        self._when_ended.append(call)
+
+    @property
+    def usage(self) -> Usage | None:
+        """Of an answer that has ended, read or not."""
+        return None if self._end is None else self._end.usage
 
     async def get(self) -> Event | None:
         """The next event; None after the terminal one."""
@@ -54,8 +70,13 @@ class Mailbox:
             if self._end is not None:
                 self._delivered_end = True
                 return self._end
-            self._news.clear()
-            await self._news.wait()
+            self._reader = news = asyncio.get_running_loop().create_future()
+            await news
+
+    def _tell(self) -> None:
+        # One reader, so a future does; an event's queue of waiters costs several times as much.
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
 
     def _take_delta(self) -> TextDelta:
         delta = TextDelta(
@@ -84,6 +105,16 @@ class RequestHandle:
         self._end = end
         self._loop = asyncio.get_running_loop()
 
+    @property
+    def prompt_logprobs(self) -> tuple[TokenLogprob, ...]:
+        """Of the prompt's tokens from the second on, where asked for; there with the first delta."""
+        return self._mailbox.prompt
+
+    @property
+    def usage(self) -> Usage | None:
+        """What was counted, once the request has ended: at once after `cancel`."""
+        return self._mailbox.usage
+
     def cancel(self) -> None:
         """End the request with `Finished(abort)`, unless it has ended. Idempotent, at any time."""
         self._end(FinishReason.ABORT)
@@ -95,6 +126,19 @@ class RequestHandle:
     def fail(self) -> None:
         """End the request as one that failed, unless it has ended: its reader cannot go on."""
         self._end(FinishReason.ERROR)
+
+    @property
+    def outcome(self) -> Finished | Failed | None:
+        """How the request ended, whether or not its reader got there; None while it runs."""
+        return self._mailbox.outcome
+
+    @property
+    def ended(self) -> bool:
+        return self._mailbox.outcome is not None
+
+    def when_ended(self, call: Callable[[], None]) -> None:
+        """Call this once, on the event loop, when the request ends: it has not, and `call` must not raise."""
+        self._mailbox.when_ended(call)
 
     async def aclose(self) -> None:
         self.cancel()
@@ -120,7 +164,7 @@ class RequestHandle:
         return event
 
     def __del__(self) -> None:
-        if self._mailbox.ended:
+        if self._mailbox.outcome is not None:
             return
         # The collector may run on any thread, and after the loop is closed.
         with suppress(RuntimeError):

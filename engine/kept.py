@@ -7,18 +7,32 @@ import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from chairlift.engine.config import EngineConfig
 from chairlift.engine.disk import DiskTraffic
 from chairlift.engine.errors import InvalidParameter
 from chairlift.engine.events import Failed
 from chairlift.engine.handle import RequestHandle
-from chairlift.engine.plan import StepPlan
+from chairlift.engine.plan import LoadedModel, StepPlan
 from chairlift.engine.prefix.chain import Chain, root_digest
 from chairlift.engine.prefix.index import PrefixIndex
 from chairlift.engine.request import Request, SamplingParams
 from chairlift.engine.scheduler import Scheduler
 
+PREFIX_SHARE = 0.1
+"""Of the device's memory beside the weights, for prefixes, where the operator names no size."""
 PINNED_SHARE = 0.5
 """Of the memory for prefixes, that pinned ones may take."""
+
+
+def prefix_bytes(loaded: LoadedModel, config: EngineConfig) -> int:
+    """Memory for prefixes of this model: what is configured, or a share of the device's; 0 where nothing of
+    it can be kept."""
+    if loaded.prefix is None:
+        return 0
+    if config.prefix_cache_bytes is not None:
+        return config.prefix_cache_bytes
+    device = config.memory_limit_bytes or loaded.info.memory_bytes
+    return int(PREFIX_SHARE * max(0, device - loaded.info.weight_bytes))
 
 
 @dataclass(frozen=True, slots=True)

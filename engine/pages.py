@@ -39,6 +39,11 @@ class PageStore:
             raise RuntimeError("Nothing is kept of this model's rows.")
         return self._pages_of
 
+    @property
+    def buffers(self) -> int:
+        """Arrays of all that is kept."""
+        return len(self._pages) + len(self._states)
+
     def drop(self, ids: Iterable[int]) -> None:
         for id in ids:
             page, state = self._pages.pop(id, None), self._states.pop(id, None)
@@ -63,9 +68,9 @@ class PageStore:
         if save.pages:
             start, last = save.pages[0].start, save.pages[-1]
             planes = residents.planes(save.row, self._format, start, last.start + last.tokens)
-            for page in save.pages:
-                part = slice(page.start - start, page.start - start + page.tokens)
-                data = self._format.pack([[plane[:, :, part] for plane in layer] for layer in planes])
+            parts = [(page.start - start, page.start - start + page.tokens) for page in save.pages]
+            packed = self._format.pack_many(planes, parts)
+            for page, data in zip(save.pages, packed, strict=True):
                 self._put(page, data)
                 new.append(data)
         if save.checkpoint is not None:

@@ -11,6 +11,8 @@ from typing import Protocol
 
 from chairlift.engine.constraints import Compiler, Constraint
 from chairlift.engine.media import MediaProcessor, PreparedMedia
+from chairlift.engine.memory.states import StateSizes
+from chairlift.engine.memory.vocabulary import Device
 from chairlift.engine.prefix.vocabulary import Load, PageSink, PrefixSpec, Restore, Save
 from chairlift.engine.request import SamplingParams
 from chairlift.engine.thinking import ThinkingBudget
@@ -31,12 +33,14 @@ class NewRow:
     prompt: tuple[int, ...] = ()
     """The prompt, where it has images: they are encoded before all of it has come in spans."""
     known: tuple[int, ...] = ()
-    """Prompt and tokens drawn before, where the sampling counts them or a constraint follows them."""
+    """Prompt and tokens drawn before, where sampling counts or scores them or a constraint follows them."""
     restore: Restore | None = None
     """The row's first span starts behind these tokens."""
     constraint: Constraint | None = None
     """What its answer must follow, from the first token drawn on."""
     thinking: ThinkingBudget | None = None
+    room: int = 0
+    """Tokens that its own caches are to have room for from the beginning; 0: they grow as they are filled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +81,8 @@ class StepPlan:
     """Pages and checkpoints that rows may be restored from, from this plan on."""
     tidy: bool = False
     """Give unused memory back to the system after that."""
+    settle: bool = False
+    """Wait until the step before is computed, so that what it held is free before this one takes any."""
 
     @property
     def idle(self) -> bool:
@@ -99,6 +105,14 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptPart:
+    """Log probabilities of a prompt's tokens from position `start` on, as if they had been drawn."""
+
+    start: int
+    samples: tuple[Sample, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class StepResult:
     """What came of one plan that was not idle."""
 
@@ -115,6 +129,8 @@ class StepResult:
     spoiled: frozenset[int] = frozenset()
     """Pages, by id, that could not be saved, in this step or before. A row that was to be restored from pages
     which are not there is lost, and they are among these."""
+    scored: Mapping[int, tuple[PromptPart, ...]] = field(default_factory=dict)
+    """Parts of prompts that were prefilled, of rows that ask for their log probabilities."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +147,12 @@ class RunnerStats:
     active_bytes: int = 0
     cache_bytes: int = 0
     peak_bytes: int = 0
+    recent_peak_bytes: int = 0
+    """Most that was in use since the last reading."""
+    buffers: int = 0
+    """Arrays of weights, rows and pages. Each is a buffer of the device's, whatever its size."""
+    buffers_limit: int = 0
+    """Most buffers that the device lets a process have; 0: it has no such bound."""
 
 
 class Runner(Protocol):
@@ -248,8 +270,14 @@ class ModelInfo:
     """Token budget of a step that suits the device, where the operator names none."""
     vision: bool = False
     """Takes images."""
+    scores_prompts: bool = True
+    """Log probabilities of prompts can be had: they come in chunks."""
     memory_bytes: int = 0
     """Of the device, as much as may be used; 0: not known."""
+    vocab_size: int = 0
+    """Rows of the embedding; 0: not known."""
+    activation_bytes: int = 0
+    """What a step of `step_tokens` prompt tokens takes beside weights and rows, as measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,3 +296,7 @@ class LoadedModel:
     identity: Callable[[], str] | None = None
     """Names everything that makes keys and values what they are, across processes; may be called on any
     thread. None where that is not known, and nothing can be kept on a disk."""
+    states: StateSizes | None = None
+    """What its rows' states take; None where that is not known, and they are not bounded."""
+    device: Device | None = None
+    """Whose memory all this takes; None likewise."""

@@ -68,6 +68,8 @@ class SamplingParams:
     """Go on past the model's end-of-sequence tokens."""
     logprobs: int | None = None
     """None: no log probabilities. n: those of the drawn token and of the n most probable ones."""
+    prompt_logprobs: int | None = None
+    """The same, of the prompt's tokens but the first. Such a prompt begins with no kept prefix."""
 
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):
@@ -105,6 +107,8 @@ class SamplingParams:
         object.__setattr__(self, "stop_token_ids", tuple(dict.fromkeys(self.stop_token_ids)))
         if self.logprobs is not None:
             _integer("logprobs", self.logprobs, least=0, most=MAX_LOGPROBS)
+        if self.prompt_logprobs is not None:
+            _integer("prompt_logprobs", self.prompt_logprobs, least=0, most=MAX_LOGPROBS)
 
     def _check_shaping(self) -> None:
         _number("frequency_penalty", self.frequency_penalty, least=-2, most=2)
@@ -141,6 +145,11 @@ class SamplingParams:
     def counts_tokens(self) -> bool:
         """A token's logit depends on whether it came before."""
         return bool(self.frequency_penalty or self.presence_penalty or self.repetition_penalty != 1)
+
+    @property
+    def reads_prompt(self) -> bool:
+        """The runner has to know the prompt's tokens beside the spans in which they come."""
+        return self.counts_tokens or self.prompt_logprobs is not None
 
     @property
     def shapes_logits(self) -> bool:

@@ -19,6 +19,7 @@ from chairlift.cache.step import DecodeStep
 from chairlift.engine.batching import Batching, make_batch
 from chairlift.engine.constraints.matcher import Matcher
 from chairlift.engine.plan import NewRow
+from chairlift.engine.prompt_scores import PromptScores
 from chairlift.engine.sampling import Draw, Marks, Shaping
 from chairlift.engine.sight import RowSight
 from chairlift.engine.thinking import ThinkingCount
@@ -41,6 +42,8 @@ class Resident:
     """int32 scalar, not yet in the batch's `pending`: the last token drawn, or a prompt's last token."""
     sight: RowSight | None = None
     """Its images, from when they are first needed."""
+    scores: list[PromptScores] = field(default_factory=list)
+    """Of its prompt, not yet taken."""
     marks: Marks = Marks()
     shaping: Shaping | None = field(init=False)
     matcher: Matcher | None = field(init=False)
@@ -57,6 +60,21 @@ class Resident:
             if follower is not None:
                 for token in self.spec.known[len(self.spec.known) - self.spec.drawn :]:
                     follower.advance(token)
+
+    @property
+    def prompt(self) -> tuple[int, ...]:
+        """Where its settings read it."""
+        return self.spec.known[: len(self.spec.known) - self.spec.drawn]
+
+    @property
+    def prefills_apart(self) -> bool:
+        """Its chunks are not computed with those of others."""
+        return self.spec.media is not None or self.spec.sampling.prompt_logprobs is not None
+
+    def take_scores(self, row: int) -> list[tuple[int, PromptScores]]:
+        """Those of its prompt that were computed since the last time, with its id."""
+        taken, self.scores = [(row, part) for part in self.scores], []
+        return taken
 
     @property
     def delta(self) -> int:
@@ -97,6 +115,13 @@ class Residents:
         """Bytes of the caches that rows have of their own."""
         own = [row.caches for row in self.rows.values() if row.caches is not None]
         return sum(array.nbytes for caches in own for array in state_of(caches))
+
+    @property
+    def buffers(self) -> int:
+        """Arrays of all rows' states."""
+        own = [caches for row in self.rows if (caches := self._caches_of(row)) is not None]
+        shared = self.batch.buffers if isinstance(self.batch, RowBatch) else 0
+        return shared + sum(len(state_of(caches)) for caches in own)
 
     def own(self, row: int) -> list[Any]:
         caches = self.rows[row].caches

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
+from chairlift.engine.plan import NewRow, PromptPart, Sample
 from chairlift.engine.prefix.row import RowPrefix
+from chairlift.engine.prefix.vocabulary import Restore
 from chairlift.engine.request import Request
 
 
@@ -54,7 +57,7 @@ class Row:
     prefilled: int = 0
     """Known tokens launched in spans, from position 0."""
     looked: int = 0
-    """Images whose encoding was launched, in this admission."""
+    """Images whose encoding was launched in this admission, or that are behind what it began with."""
     launched: int = 0
     """Draws launched, those on the host included."""
     losses: int = 0
@@ -67,7 +70,16 @@ class Row:
     """What it holds at its end is planned to be saved."""
     overtaken: int = 0
     """Younger rows admitted before it while it waits."""
+    scores: list[Sample] = field(default_factory=list)
+    """Of the prompt's tokens from the second on, as far as they are known; for a row that asks for them."""
+    preempted: int = 0
+    """Times that it gave its state up for want of memory."""
     finished: bool = False
+
+    def score(self, parts: Sequence[PromptPart]) -> None:
+        """Take in what came of its prompt; a row that starts again has it twice."""
+        for part in parts:
+            self.scores[part.start - 1 :] = part.samples
 
     @property
     def state(self) -> RowState:
@@ -91,8 +103,17 @@ class Row:
 
     @property
     def unseen(self) -> int:
-        """Images still to encode before its prefill."""
-        return len(self.request.media.digests) - self.looked if self.request.media is not None else 0
+        """Images still to encode before its prefill; before admission those that it would have to."""
+        if not self.images:
+            return 0
+        if self.id is None and self.prefix is not None:
+            return self.images - self.prefix.images_within(self.prefix.available)
+        return self.images - self.looked
+
+    @property
+    def images(self) -> int:
+        """Of its prompt."""
+        return len(self.request.media.digests) if self.request.media is not None else 0
 
     @property
     def held(self) -> int:
@@ -103,3 +124,24 @@ class Row:
     def decodable(self) -> bool:
         """Its last span is launched, and another draw would be part of the answer."""
         return self.state is RowState.RUNNING and self.launched < self.limit
+
+    def admission(self, id: int, restore: Restore | None, room: int) -> NewRow:
+        """What the runner has to know of it, to hold its state under this number."""
+        media = self.request.media if self.images else None
+        prompt = self.request.prompt_token_ids if media is not None else ()
+        constraint, thinking = self.request.constraint, self.request.thinking
+        follows = constraint is not None or thinking is not None
+        known = self.known if self.request.sampling.reads_prompt or follows else ()
+        return NewRow(
+            id,
+            self.request.sampling,
+            self.seed,
+            self.drawn,
+            media,
+            prompt,
+            known,
+            restore,
+            constraint,
+            thinking,
+            room,
+        )

@@ -19,21 +19,26 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import mlx.core as mx
 
+from chairlift.cache.room import make_room
 from chairlift.engine.batching import FLAT_STEPS, Batching
+from chairlift.engine.blas import StepThreads
 from chairlift.engine.chunks import Chunks, Forward, closed
 from chairlift.engine.draws import Draws
-from chairlift.engine.flat import FlatStep
-from chairlift.engine.flight import NOT_A_NUMBER, Flight, blame
+from chairlift.engine.faults import Faults
+from chairlift.engine.flat import FlatStep, Split, logits_of
+from chairlift.engine.flight import Flight, blame
 from chairlift.engine.pages import PageStore
 from chairlift.engine.plan import NewRow, RunnerStats, Span, StepPlan, StepResult
 from chairlift.engine.prefix.vocabulary import PageSink, PrefixSpec, Save
 from chairlift.engine.residents import Resident, Residents, state_of
 from chairlift.engine.sampling import Marks, row_key
 from chairlift.engine.sight import Sight
+from chairlift.engine.usage import Usage
 
 log = logging.getLogger(__name__)
 
@@ -56,6 +61,8 @@ class MlxRunner:
         sight: encodes images; None for a model that takes none.
         marks: tokens that sampling treats apart.
         pages: what is kept of rows for later ones; None where nothing can be.
+        weights: arrays of the model, to be counted.
+        threads: what steps take of the processor; None leaves that alone.
     """
 
     def __init__(
@@ -64,11 +71,13 @@ class MlxRunner:
         make_cache: Callable[[], list[Any]],
         batching: Batching,
         *,
-        split: tuple[Callable[..., mx.array], Callable[[mx.array], mx.array]] | None = None,
+        split: Split | None = None,
         whole_prompts: bool = False,
         sight: Sight | None = None,
         marks: Marks | None = None,
         pages: PageStore | None = None,
+        weights: int = 0,
+        threads: StepThreads | None = None,
     ) -> None:
         self.batching = batching
         self._forward = forward
@@ -79,16 +88,22 @@ class MlxRunner:
         self._residents = Residents(batching, make_cache)
         self._chunks = Chunks(self._residents, forward, whole_prompts=whole_prompts, sight=sight)
         self._draws = Draws(self._residents)
+        self._faults = Faults(self._residents, self._pages)
+        self._threads = threads
         self._last: Flight | None = None
+        self._usage = Usage(weights)
         self._steps = 0
 
     def step(self, plan: StepPlan) -> StepResult | None:
         """Launch `plan`; the result of the plan launched before. See `chairlift.engine.plan.Runner`."""
         flight = self._launch(plan)
         landed, fault = self._land(self._last) if self._last is not None else (None, None)
+        if self._threads is not None and not plan.idle:
+            # Not before: until then the step before was running.
+            self._threads.suit(plan)
         if flight is not None and fault is not None:
             # The new step was built on arrays of the failed one.
-            self._lose(flight, fault)
+            self._faults.lose(flight, fault)
         if flight is not None and flight.undrawn is not None:
             self._draw_late(flight)
             self._encode(plan.encode, flight)
@@ -106,16 +121,7 @@ class MlxRunner:
         self._pages.spill(sink)
 
     def stats(self) -> RunnerStats:
-        own_bytes = self._residents.own_nbytes
-        return RunnerStats(
-            rows=len(self._residents.rows),
-            kv_bytes=self._residents.batch.nbytes + own_bytes,
-            kv_tokens_bytes=self._residents.batch.held_nbytes + own_bytes,
-            prefix_bytes=self._pages.nbytes,
-            active_bytes=mx.get_active_memory(),
-            cache_bytes=mx.get_cache_memory(),
-            peak_bytes=mx.get_peak_memory(),
-        )
+        return self._usage.read(self._residents, self._pages)
 
     def close(self) -> None:
         self._last = None
@@ -136,6 +142,8 @@ class MlxRunner:
 
     def _launch(self, plan: StepPlan) -> Flight | None:
         flight = Flight(plan.number, plan.rows)
+        if plan.settle:
+            self._settle()
         self._keep(plan, flight)
         for row in plan.release:
             self._residents.rows.pop(row, None)
@@ -149,6 +157,13 @@ class MlxRunner:
         if flight.undrawn is None:
             self._encode(plan.encode, flight)
         return flight
+
+    def _settle(self) -> None:
+        """Wait for the step in flight: what it holds beside states is free then."""
+        if self._last is not None:
+            with suppress(Exception):  # which is said when it lands
+                mx.eval(self._last.outputs)
+        mx.clear_cache()
 
     def _keep(self, plan: StepPlan, flight: Flight) -> None:
         """Drop pages, then save those of rows that end. They are computed at once: what still refers to a
@@ -181,6 +196,8 @@ class MlxRunner:
                 row.caches = self._make_cache()
             else:
                 row.caches, row.held = self._pages.restore(new.restore), new.restore.tokens
+            if new.room:
+                make_room(row.caches, new.room)
         except Exception:
             log.exception("row %d could not begin", new.row)
         else:
@@ -203,7 +220,7 @@ class MlxRunner:
             # Half the layers may hold the step's tokens: nothing that took part can be used again.
             log.exception("step %d could not be built", plan.number)
             flight.saves += plan.save
-            self._fail_step(flight, decode, spans, error)
+            self._faults.fail_step(flight, decode, spans, error)
 
     def _present(self, row: int, flight: Flight) -> bool:
         if row in self._residents.rows:
@@ -213,11 +230,11 @@ class MlxRunner:
 
     def _launch_flat(self, flight: Flight, decode: Sequence[int], spans: Sequence[Span]) -> None:
         """Decode rows and the chunks of text in one forward. A row with images prefills by itself: its tokens
-        go in as embeddings, and with positions of their own."""
-        seeing = [span for span in spans if self._residents.rows[span.row].spec.media is not None]
-        spans = [span for span in spans if span not in seeing]
-        alone, logits_alone, ready = self._prefill_each(flight, seeing)
-        self._residents.gather([*decode, *ready])
+        go in as embeddings, and with positions of their own. So does one whose prompt is scored."""
+        apart = [span for span in spans if self._residents.rows[span.row].prefills_apart]
+        spans = [span for span in spans if span not in apart]
+        alone, logits_alone, ready = self._prefill_each(flight, apart)
+        self._gather([*decode, *ready], flight)
         if not self._residents.order and not spans:
             self._draws.launch(flight, alone, mx.concatenate(logits_alone) if alone else mx.array([]))
             return
@@ -231,28 +248,14 @@ class MlxRunner:
         caches = self._residents.batch.caches(step, positions, own, flat.padding)
         told = self._residents.deltas(len(flat.positions))
         wanted = [*range(len(self._residents.order)), *flat.ending.values()]
-        logits = self._logits(inputs[:, None], caches, wanted, told)
+        logits = logits_of(self._forward, self._split, inputs[:, None], caches, wanted, told)
         self._residents.advance()
         for span in spans:
             self._residents.rows[span.row].held = span.start + len(span.tokens)
-            flight.arrays += state_of(self._residents.own(span.row))
+            flight.states[span.row] = state_of(self._residents.own(span.row))
         if alone:
             logits = mx.concatenate([logits, *logits_alone])
         self._draws.launch(flight, [*self._residents.order, *flat.ending, *alone], logits)
-
-    def _logits(
-        self, inputs: mx.array, caches: list[Any], wanted: Sequence[int], told: dict[str, mx.array]
-    ) -> mx.array:
-        """Logits `[len(wanted), vocab]` of the wanted tokens of a flat step `[tokens, 1]`."""
-        everything = list(wanted) == list(range(inputs.shape[0]))
-        if self._split is None:
-            logits = self._forward(inputs, caches, **told)[:, -1]
-            return logits if everything else logits[mx.array(list(wanted), dtype=mx.int32)]
-        body, head = self._split
-        hidden = body(inputs, cache=caches, **told)
-        if not everything:
-            hidden = hidden[mx.array(list(wanted), dtype=mx.int32)]
-        return head(hidden)[:, -1]
 
     def _launch_apart(self, flight: Flight, decode: Sequence[int], spans: Sequence[Span]) -> None:
         """Chunks one request at a time, then all decoding rows, those whose prompt ends now included."""
@@ -262,13 +265,13 @@ class MlxRunner:
             for row in ready:
                 try:
                     logits.append(self._chunks.decode(row))
-                    flight.arrays += state_of(self._residents.own(row))
+                    flight.states[row] = state_of(self._residents.own(row))
                     drawing.append(row)
                 except Exception as error:
-                    self._fail_row(flight, row, error)
+                    self._faults.fail_row(flight, row, error)
         else:
             try:
-                logits += self._decode_together(ready)
+                logits += self._decode_together(ready, flight)
                 drawing += self._residents.order
             except Exception as error:
                 # Rows that prefill have caches of their own and go on.
@@ -278,6 +281,15 @@ class MlxRunner:
         if drawing:
             joined = logits[0] if len(logits) == 1 else mx.concatenate(logits)
             self._draws.launch(flight, drawing, joined)
+
+    def _gather(self, rows: Sequence[int], flight: Flight) -> None:
+        """Make the batch hold these. A row that joins may bring its arrays along: what else refers to them
+        would have them copied when its next token is written."""
+        for row in rows:
+            for launched in (flight, self._last):
+                if launched is not None and self._residents.rows[row].caches is not None:
+                    launched.states.pop(row, None)
+        self._residents.gather(rows)
 
     def _prefill_each(
         self, flight: Flight, spans: Sequence[Span]
@@ -290,9 +302,10 @@ class MlxRunner:
             try:
                 first = self._chunks.prefill(span)
             except Exception as error:
-                self._fail_row(flight, span.row, error)
+                self._faults.fail_row(flight, span.row, error)
                 continue
-            flight.arrays += state_of(self._residents.own(span.row))
+            flight.states[span.row] = state_of(self._residents.own(span.row))
+            flight.scored += self._residents.rows[span.row].take_scores(span.row)
             if first is not None:
                 drawing.append(span.row)
                 logits.append(first)
@@ -300,9 +313,9 @@ class MlxRunner:
                 ready.append(span.row)
         return drawing, logits, ready
 
-    def _decode_together(self, ready: Sequence[int]) -> list[mx.array]:
+    def _decode_together(self, ready: Sequence[int], flight: Flight) -> list[mx.array]:
         """Logits `[rows, vocab]` after one token of each of the rows, which are the batch from now on."""
-        self._residents.gather(ready)
+        self._gather(ready, flight)
         if not self._residents.order:
             return []
         step = self._residents.begin()
@@ -326,7 +339,7 @@ class MlxRunner:
                 if sight is None or sight.encoded:
                     flight.encoded.add(row)
             except Exception as error:
-                self._fail_row(flight, row, error)
+                self._faults.fail_row(flight, row, error)
 
     def _draw_late(self, flight: Flight) -> None:
         """Draw for a step with constrained rows, after the step before has landed."""
@@ -335,7 +348,7 @@ class MlxRunner:
             mx.async_eval(*flight.outputs)  # type: ignore[no-untyped-call]
         except Exception as error:
             log.exception("the draw of step %d could not be built", flight.number)
-            self._lose(flight, blame(error))
+            self._faults.lose(flight, blame(error))
 
     # Landing
 
@@ -349,53 +362,15 @@ class MlxRunner:
         except Exception as error:
             log.exception("step %d failed", flight.number)
             fault = blame(error)
-            self._lose(flight, fault)
+            self._faults.lose(flight, fault)
         for row in flight.failed.keys() - known:
-            self._end_failed(flight, row)
+            self._faults.end_failed(flight, row)
         if fault is None:
             wrong = flight.failed.keys() | flight.lost.keys()
             self._pages.landed(save for save in flight.saves if save.row not in wrong)
         spoiled = self._pages.take_spoiled()
-        encoded = frozenset(flight.encoded)
-        return StepResult(flight.number, samples, flight.failed, flight.lost, encoded, spoiled), fault
-
-    # Faults
-
-    def _end_failed(self, flight: Flight, row: int) -> None:
-        """A row that could not draw. Where it began with kept pages and is not a number, these may be why:
-        they go, and it starts again without them."""
-        state = self._residents.rows.pop(row, None)
-        if state is not None and state.spec.restore is not None and flight.failed[row] == NOT_A_NUMBER:
-            log.error("row %d began with kept pages and is not a number in step %d", row, flight.number)
-            self._pages.distrust(state.spec.restore)
-            flight.lost[row] = flight.failed.pop(row)
-
-    def _fail_row(self, flight: Flight, row: int, error: Exception) -> None:
-        """A row whose own forward could not be built; no other took part in it."""
-        log.error("row %d failed in step %d", row, flight.number, exc_info=error)
-        self._residents.rows.pop(row, None)
-        flight.failed[row] = blame(error)
-
-    def _fail_step(
-        self, flight: Flight, decode: Sequence[int], spans: Sequence[Span], error: Exception
-    ) -> None:
-        """A step that could not be built: prefilling rows are at fault, all others are lost."""
-        message = blame(error)
-        self._forget(flight)
-        self._residents.drop([*decode, *(span.row for span in spans)])
-        flight.failed.update({span.row: message for span in spans})
-        flight.lost.update(dict.fromkeys(decode, message))
-
-    def _lose(self, flight: Flight, message: str) -> None:
-        """A step whose computation failed: its rows' state is gone."""
-        self._residents.drop(flight.rows)
-        flight.lost.update({row: message for row in flight.rows if row not in flight.failed})
-        self._forget(flight)
-
-    def _forget(self, flight: Flight) -> None:
-        """Nothing of the step can be used, the pages saved in it included."""
-        flight.forget()
-        self._pages.spoil(*flight.saves)
+        encoded, scored = frozenset(flight.encoded), flight.parts
+        return StepResult(flight.number, samples, flight.failed, flight.lost, encoded, spoiled, scored), fault
 
     def _tidy(self, *, idle: bool) -> None:
         self._steps += 1

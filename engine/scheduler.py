@@ -22,19 +22,19 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from chairlift.engine.errors import ContextLengthExceeded, QueueFull
+from chairlift.engine.line import looking, next_in_line, retry_after, standing
+from chairlift.engine.memory.rows import RowMemory
 from chairlift.engine.plan import NewRow, Sample, Span, StepPlan, StepResult
 from chairlift.engine.prefix.prefixes import Prefixes
 from chairlift.engine.prefix.vocabulary import Save
 from chairlift.engine.request import Request
-from chairlift.engine.row import RequestTiming, Row, RowState
+from chairlift.engine.row import RequestTiming, Row
 from chairlift.engine.sharing import Sharing
 
-MAX_OVERTAKEN = 8
-"""A row that so many younger ones have passed in the queue goes next, whatever its priority."""
 MAX_LOSSES = 2
 """A row is started again so many times without having drawn a token in between; then it fails."""
-RETRY_AFTER = (1.0, 60.0)
-"""Seconds: bounds of `QueueFull.retry_after`."""
+BLOCKED = 0.25
+"""Seconds until rows that wait for other engines' memory are looked at again, unless it comes free before."""
 
 
 @dataclass(slots=True)
@@ -57,6 +57,7 @@ class Scheduler:
         clock: monotonic seconds, for timing and `retry_after`.
         prefixes: what is kept of earlier rows; None keeps nothing.
         pace: prompt tokens of a step in which rows decode; None: what the budget leaves.
+        memory: says which rows may hold states; None bounds nothing.
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class Scheduler:
         clock: Callable[[], float],
         prefixes: Prefixes | None = None,
         pace: Callable[[], int] | None = None,
+        memory: RowMemory | None = None,
     ) -> None:
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
@@ -80,6 +82,7 @@ class Scheduler:
         self.wasted = 0
         """Draws that arrived for rows which had ended."""
         self.prefixes = prefixes if prefixes is not None else Prefixes(None, clock)
+        self.memory = memory if memory is not None else RowMemory()
         self._pace = pace
         self._clock = clock
         self._waiting: dict[int, Row] = {}  # by arrival
@@ -100,6 +103,11 @@ class Scheduler:
     @property
     def waiting(self) -> int:
         return len(self._waiting)
+
+    @property
+    def deferred(self) -> int:
+        """Of those waiting, rows that wait for the disk."""
+        return self.prefixes.deferred(self._waiting.values())
 
     @property
     def rows(self) -> list[Row]:
@@ -126,7 +134,9 @@ class Scheduler:
     def pause(self) -> float | None:
         """Seconds until there may be something to plan, unless something happens before that; 0 for now,
         None for never. Rows may all be waiting for the disk."""
-        return 0.0 if self._has_work else self.prefixes.pause(self._waiting.values())
+        if self._has_work:
+            return 0.0
+        return BLOCKED if self.memory.blocked else self.prefixes.pause(self._waiting.values())
 
     def add(self, request: Request, seed: int) -> Row:
         """Queue a request.
@@ -135,24 +145,25 @@ class Scheduler:
         `length` at the end of the context either way.
 
         Raises:
-            ContextLengthExceeded: the prompt fills the context.
+            ContextLengthExceeded: the prompt fills the context, or memory could never hold the request.
             QueueFull: the wait queue is at its bound.
         """
-        room = self.room(request)
+        limit = self.limit(request)
         if self.waiting >= self.max_waiting + max(0, self.max_num_seqs - self.running):
-            raise QueueFull(f"The server is busy: {self.waiting} requests are waiting.", self._retry_after())
-        limit = room if request.sampling.max_tokens is None else min(request.sampling.max_tokens, room)
+            seconds = retry_after(self._finish_times, self._clock(), self._waiting)
+            raise QueueFull(f"The server is busy: {self.waiting} requests are waiting.", seconds)
         row = Row(request, seed, limit, self._next_arrival, RequestTiming(queued=self._clock()))
         self._next_arrival += 1
         row.prefix = self.prefixes.of(request)
+        self.memory.accept(row)
         self._waiting[row.arrival] = row
         return row
 
-    def room(self, request: Request) -> int:
-        """Tokens of the context that the prompt leaves to the answer.
+    def limit(self, request: Request) -> int:
+        """Tokens of the answer at most: what is asked for, or what context and memory leave.
 
         Raises:
-            ContextLengthExceeded: none.
+            ContextLengthExceeded: none, or less than what was asked for could ever be held in memory.
         """
         prompt = len(request.prompt_token_ids)
         if prompt >= self.context_length:
@@ -161,7 +172,7 @@ class Scheduler:
                 f"The prompt has {prompt} tokens, which leaves no room for an answer: this model's context "
                 f"length is {self.context_length} tokens, prompt and answer together.",
             )
-        return self.context_length - prompt
+        return self.memory.limit(request, self.context_length - prompt)
 
     def finish(self, row: Row) -> None:
         """The row has ended, for whatever reason; its state goes with the next plan. Idempotent."""
@@ -171,6 +182,7 @@ class Scheduler:
             self.prefixes.keep(row)
         finally:
             self._detach(row, release=True)
+            self.memory.end(row)
             row.finished = True
             row.timing.finished = self._clock()
             self._finish_times.append(row.timing.finished)
@@ -184,35 +196,38 @@ class Scheduler:
         """
         if row.id is None:
             return
-        self.preemptions += 1
         self.prefixes.keep(row)
+        self._take_state(row)
+
+    def _take_state(self, row: Row) -> None:
+        self.preemptions += 1
         self._requeue(row, release=True)
 
     def schedule(self) -> StepPlan:
         """The next step. The caller launches it: what it holds counts as launched from now on."""
-        for row in self._live.values():
-            if row.state is RowState.RUNNING and not row.decodable:
-                self.prefixes.keep(row)  # its last draw is launched: the step to come drops its state
-        decode = [row for row in self._live.values() if row.decodable]
+        decode, prefilling, ending = standing(self._live.values())
+        for row in ending:
+            self.prefixes.keep(row)  # the step to come drops its state
+        for row in self.memory.over(decode, prefilling, ending):
+            row.preempted += 1
+            self._take_state(row)
+            (decode if row in decode else prefilling).remove(row)
         seats = self.max_num_seqs - len(self._live)
         loads = self.prefixes.load(running=bool(self._live))
-        candidates = [row for row in self._live.values() if row.state is RowState.PREFILLING]
-        candidates += self._next_in_line(seats)
-        budget = self.max_num_batched_tokens - len(decode)
-        if decode and self._pace is not None:
-            budget = min(budget, self._pace())
-        budget = max(budget, self._sharing.least)
+        queue = self._waiting.values()
+        candidates = [*prefilling, *next_in_line(queue, prefilling, seats, self.prefixes, self.memory)]
         admit: list[NewRow] = []
         prefill: list[Span] = []
         save: list[Save] = []
-        encode = self._looking(candidates)
+        encode = looking(candidates)
         if encode is not None:
             if encode.id is None:
                 admit.append(self._admit(encode))
             encode.looked += 1
             candidates = [row for row in candidates if row is not encode and not row.unseen]
-        grants = self._sharing.share(candidates, budget)
+        grants = self._sharing.share(candidates, self._budget(len(decode))) if candidates else []
         admit += [self._admit(row) for row, _ in grants if row.id is None]
+        self.memory.reserve()
         # What the spans leave can be restored from the next plan on, and what goes for it goes with the next.
         drop, keep = self.prefixes.changed()
         for row, tokens in grants:
@@ -223,6 +238,9 @@ class Scheduler:
         for row in decode:
             row.launched += 1
         self._step += 1
+        ids = [row.id for row in decode if row.id is not None]
+        joining = [span.row for span in prefill if span.last]
+        settle = self.memory.launched([self._live[new.row] for new in admit], ids, joining, self._live)
         plan = StepPlan(
             number=self._step,
             drop=drop,
@@ -230,11 +248,12 @@ class Scheduler:
             release=tuple(self._release),
             admit=tuple(admit),
             prefill=tuple(prefill),
-            decode=tuple(row.id for row in decode if row.id is not None),
+            decode=tuple(ids),
             encode=(encode.id,) if encode is not None and encode.id is not None else (),
             save=tuple(save),
             load=tuple(load for load in loads if load.page.id not in drop),
             tidy=self._tidy,
+            settle=settle,
         )
         self._release.clear()
         self._tidy = False
@@ -280,6 +299,8 @@ class Scheduler:
         drawing = {*plan.decode, *(span.row for span in plan.prefill if span.last)}
         for id in dict.fromkeys((*plan.rows, *result.failed, *result.lost)):
             row = self._live.get(id)
+            if row is not None and id in result.scored:
+                row.score(result.scored[id])
             if row is not None and id in result.encoded:
                 row.looked += row.unseen
             if row is None:
@@ -336,29 +357,12 @@ class Scheduler:
 
     # -- plans
 
-    def _next_in_line(self, seats: int) -> list[Row]:
-        """The waiting rows that may take the free seats, best first."""
-        if seats <= 0 or not self._waiting:
-            return []
-
-        def order(row: Row) -> tuple[bool, int, int]:
-            overdue = row.overtaken >= MAX_OVERTAKEN
-            return not overdue, 0 if overdue else row.request.priority, row.arrival
-
-        computing = [row for row in self._live.values() if row.state is RowState.PREFILLING]
-        line: list[Row] = []
-        for row in sorted(self._waiting.values(), key=order):
-            if not self.prefixes.waits(row, computing):
-                computing.append(row)
-                line.append(row)
-                if len(line) == seats:
-                    break
-        return line
-
-    def _looking(self, candidates: list[Row]) -> Row | None:
-        """The row that encodes an image in this step, if any has one left: the oldest. It gets no span, so
-        that a step has one large piece of work; others with images wait for their turn."""
-        return min((row for row in candidates if row.unseen), key=lambda row: row.arrival, default=None)
+    def _budget(self, decoding: int) -> int:
+        """Prompt tokens of a step in which so many rows decode."""
+        budget = self.max_num_batched_tokens - decoding
+        if decoding and self._pace is not None:
+            budget = min(budget, self._pace())
+        return max(budget, self._sharing.least)
 
     def _admit(self, row: Row) -> NewRow:
         del self._waiting[row.arrival]
@@ -371,29 +375,14 @@ class Scheduler:
         row.overtaken = 0
         restore = self.prefixes.take_over(row)
         row.prefilled = restore.tokens if restore is not None else 0
+        row.looked = row.prefix.images_within(row.prefilled) if row.prefix is not None else 0
         self._live[row.id] = row
         if row.timing.admitted is None:
             row.timing.admitted = self._clock()
             row.cached = row.prefilled
         elif not row.output:  # what it began with went, maybe; what it left itself is no gain
             row.cached = min(row.cached, row.prefilled)
-        media = row.request.media if row.unseen else None
-        prompt = row.request.prompt_token_ids if media is not None else ()
-        constraint, thinking = row.request.constraint, row.request.thinking
-        follows = constraint is not None or thinking is not None
-        known = row.known if row.request.sampling.counts_tokens or follows else ()
-        return NewRow(
-            row.id,
-            row.request.sampling,
-            row.seed,
-            row.drawn,
-            media,
-            prompt,
-            known,
-            restore,
-            constraint,
-            thinking,
-        )
+        return row.admission(row.id, restore, self.memory.room_for(row))
 
     def _launch_span(self, row: Row, tokens: int) -> Span:
         assert row.id is not None
@@ -405,12 +394,3 @@ class Scheduler:
         last = end == len(row.known)
         row.launched += last
         return Span(row.id, start, row.known[start:end], last)
-
-    def _retry_after(self) -> float:
-        """Seconds in which half of the queue is worked off at the pace of the last finished rows."""
-        least, most = RETRY_AFTER
-        times = self._finish_times
-        if len(times) < 2:
-            return least
-        pace = (self._clock() - times[0]) / len(times)
-        return min(max(pace * self.waiting / 2, least), most)

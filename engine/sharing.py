@@ -1,7 +1,8 @@
 """Who prefills in a step, and how many tokens: pure.
 
-The oldest row gets at least half of the budget, so everyone's turn comes; the rest goes to the others by
-priority, then to the shortest first, so a short prompt does not wait behind a long one.
+The oldest row gets at least a quarter of the budget, so everyone's turn comes; the rest goes to those that
+gave their state up, which no other passes, then to the others by priority, then to the shortest first, so a
+short prompt does not wait behind a long one.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from chairlift.engine.row import Row
 MIN_CHUNK = 16
 """Tokens: no span is shorter unless it ends its row's prefill (or the budget is smaller), and none leaves a
 shorter rest where that can be avoided."""
+OLDEST = 4
+"""The oldest row's part of the budget is one in so many."""
 LARGE_BUDGET = 512
 """Budgets from here on are cut into even chunks; small ones are used to the last token."""
 
@@ -41,7 +44,7 @@ class Sharing:
         reserved = self._reserve(oldest.remaining, budget)
         others = sorted(
             (row for row in candidates if row is not oldest),
-            key=lambda row: (row.request.priority, row.remaining, row.arrival),
+            key=lambda row: (not row.preempted, row.request.priority, row.remaining, row.arrival),
         )
         left = budget - reserved
         grants: list[tuple[Row, int]] = []
@@ -50,12 +53,14 @@ class Sharing:
             if tokens:
                 grants.append((row, tokens))
                 left -= tokens
+            elif row.preempted:
+                break  # what is too little for it is nobody's
         return [(oldest, self._chunk(oldest.remaining, left + reserved, least=reserved)), *grants]
 
     def _reserve(self, remaining: int, budget: int) -> int:
-        """Tokens the oldest row gets at least: half of the budget, more to end its prefill without a stub."""
-        half = max((budget + 1) // 2, self.least)
-        return min(remaining, budget) if remaining < half + self.least else half
+        """Tokens the oldest row gets at least: its part, more to end its prefill without a stub."""
+        part = max(-(-budget // OLDEST), self.least)
+        return min(remaining, budget) if remaining < part + self.least else part
 
     def _chunk(self, remaining: int, room: int, *, least: int) -> int:
         """Tokens of a span: what fits, and neither a stub (unless that ends the row) nor all but a stub.

@@ -29,8 +29,8 @@ class RowSight(Protocol):
         ...
 
     @property
-    def whole(self) -> bool:
-        """The prompt must be prefilled in one piece."""
+    def whole_to(self) -> int:
+        """The prompt's first so many tokens must be prefilled in one piece; 0 where any chunks will do."""
         ...
 
     def encode(self) -> None:
@@ -55,8 +55,11 @@ class RowSight(Protocol):
 class Sight(Protocol):
     """A model's encoder of images."""
 
-    def row(self, prompt: tuple[int, ...], media: PreparedMedia) -> RowSight:
+    def row(self, prompt: tuple[int, ...], media: PreparedMedia, held: int = 0) -> RowSight:
         """The images of a new row. Encodes nothing.
+
+        Args:
+            held: tokens that its state holds already: images that end among them are never encoded.
 
         Raises:
             SightError: the prompt's image tokens are not those of the images.

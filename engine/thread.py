@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from queue import SimpleQueue
-from typing import Protocol, TypeVar, cast
+from typing import TypeVar, cast
 
 from chairlift.engine.errors import EngineError
 
@@ -16,14 +16,6 @@ T = TypeVar("T")
 NAME = "chairlift-mlx"
 
 log = logging.getLogger(__name__)
-
-
-class Tenant(Protocol):
-    """Computes on a thread that another owns."""
-
-    async def stop(self, drain_timeout: float) -> None:
-        """End within about `drain_timeout` seconds: the thread ends next."""
-        ...
 
 
 class MLXThread:

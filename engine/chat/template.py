@@ -210,7 +210,8 @@ def _rewritten(conversation: Conversation, rewrites: tuple[Rewrite, ...]) -> Con
 
 
 def _sets(conversation: Conversation) -> list[tuple[Rewrite, ...]]:
-    """Sets of rewrites that may have something to do, those that go least far first."""
+    """Sets of rewrites that may have something to do, those that go least far first. Where there are more
+    than can be tried, those that go farthest come after the first half: a strict template takes most."""
     applicable = [
         rewrite for rewrite in REWRITES if rewrite.follows or rewrite.apply(conversation) is not conversation
     ]
@@ -218,6 +219,9 @@ def _sets(conversation: Conversation) -> list[tuple[Rewrite, ...]]:
         chosen for size in range(len(applicable) + 1) for chosen in itertools.combinations(applicable, size)
     ]
     sets.sort(key=lambda chosen: sum(rewrite.cost for rewrite in chosen))
+    half = MOST_TRIES // 2
+    if len(sets) > MOST_TRIES:
+        sets = sets[:half] + sets[half:][::-1]
     return sets[: max(MOST_TRIES, MOST_REWRITTEN // len(conversation.messages))]
 
 

@@ -10,7 +10,7 @@
 The grammars are llguidance's. Nothing here knows of mlx or HTTP.
 """
 
-from chairlift.engine.constraints.compiler import Compiler
+from chairlift.engine.constraints.compiler import Compiler, check
 from chairlift.engine.constraints.constraint import Constraint
 from chairlift.engine.constraints.pieces import (
     Either,
@@ -38,4 +38,5 @@ __all__ = [
     "Sequence",
     "Token",
     "Until",
+    "check",
 ]

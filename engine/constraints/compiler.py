@@ -59,6 +59,17 @@ class Compiled:
         return Matcher(self.start.deep_copy(), self.words)
 
 
+def check(piece: Piece, param: str) -> None:
+    """What `Compiler.compile` would refuse whatever the vocabulary, as far as it takes none to see it.
+
+    Raises: InvalidParameter.
+    """
+    try:
+        render(piece, {})
+    except (schema.SchemaError, lark.GrammarError) as error:
+        raise InvalidParameter(param, f"{param} {error}.") from None
+
+
 class Compiler:
     """Compiles constraints for one model's vocabulary. Safe to call from any thread; takes up to seconds.
 

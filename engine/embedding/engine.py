@@ -1,15 +1,14 @@
 """The embedding engine: texts in, vectors out, in batches on the MLX thread.
 
-Everything here runs on the event loop that `start` was called on, except the model's factory and the encoder.
-Beside a generating engine it computes on that engine's MLX thread, one batch at a time: the thread works off
-its calls in order, so between two batches there is always a step, if one is due, and a step waits for one
-batch at most.
+Everything here runs on the event loop that `start` was called on, except the model's factory and the encoder,
+which live on its own MLX thread, one batch at a time.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from functools import partial
 
 import numpy as np
 
+from chairlift.engine.embedding.memory import BatchMemory
 from chairlift.engine.embedding.queue import EmbeddingQueue, Entry
 from chairlift.engine.embedding.types import (
     EmbeddingModelInfo,
@@ -26,11 +26,18 @@ from chairlift.engine.embedding.types import (
     TokenizedText,
     Vectors,
 )
-from chairlift.engine.engine import Engine
-from chairlift.engine.errors import EngineError, EngineStopped, ModelUnavailable, StepFailed
+from chairlift.engine.errors import (
+    ContextLengthExceeded,
+    EngineError,
+    EngineStopped,
+    ModelUnavailable,
+    QueueFull,
+    StepFailed,
+)
+from chairlift.engine.memory.budget import Budget, Reservation
 from chairlift.engine.thread import MLXThread
 
-STOPPED = "The server is shutting down."
+STOPPED = "The model is shutting down."
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +79,8 @@ class _Job:
     texts: Sequence[TokenizedText]
     answer: asyncio.Future[Vectors]
     left: int
+    longest: int
+    """Tokens of the longest text."""
     vectors: Vectors | None = None
     """Made when the first come."""
 
@@ -97,21 +106,34 @@ class EmbeddingEngine:
     Args:
         factory: called on the MLX thread; loads the model.
         config: bounds.
+        budget: of memory; None: there is no bound.
+        weights: what was reserved of it for the load.
     """
 
     info: EmbeddingModelInfo
     tokenizer: EmbeddingTokenizer
 
-    def __init__(self, factory: Callable[[], LoadedEmbedder], config: EmbeddingConfig | None = None) -> None:
+    def __init__(
+        self,
+        factory: Callable[[], LoadedEmbedder],
+        config: EmbeddingConfig | None = None,
+        *,
+        budget: Budget | None = None,
+        weights: Reservation | None = None,
+    ) -> None:
         self.config = config or EmbeddingConfig()
         self.ready = False
         self.draining = False
         self.wedged = False
         """`stop` gave the thread up: a call on it never came back."""
         self._factory = factory
+        self._budget = budget
+        self._weights = weights
+        self._memory = BatchMemory(0)
+        self._long: deque[Entry[_Job]] = deque()
+        """Texts that wait for memory."""
         self._encoder: Encoder | None = None
         self._thread: MLXThread | None = None
-        self._owns_thread = False
         self._queue: EmbeddingQueue[_Job] = EmbeddingQueue(
             self.config.max_waiting, self.config.max_waiting_tokens
         )
@@ -123,20 +145,15 @@ class EmbeddingEngine:
         self._loop_task: asyncio.Task[None] | None = None
         self._stop_task: asyncio.Task[None] | None = None
 
-    async def start(self, beside: Engine | None = None) -> None:
+    async def start(self) -> None:
         """Load the model and embed a token with it.
-
-        Args:
-            beside: a started engine, whose MLX thread is shared; its `stop` stops this one too. None: a
-                thread of its own.
 
         Raises:
             EngineError: the model could not be loaded, in one line.
         """
         if self._thread is not None or self.draining:
             raise EngineStopped("The engine was started before.")
-        self._owns_thread = beside is None
-        self._thread = MLXThread() if beside is None else beside.share_thread(self)
+        self._thread = MLXThread()
         try:
             await self._load(self._thread)
             await self._test()
@@ -157,6 +174,16 @@ class EmbeddingEngine:
         if self.draining:
             raise EngineStopped(STOPPED)
         self.info, self.tokenizer, self._encoder = loaded.info, loaded.tokenizer, loaded.encoder
+        self._memory = BatchMemory.of(
+            loaded.info,
+            loaded.device,
+            self.config.max_batch_tokens or loaded.info.batch_tokens,
+            self._budget,
+            self._weights,
+            self._wake.set,
+        )
+        if loaded.device is not None and self._budget is not None:
+            await thread.run(partial(loaded.device.bound, self._budget.total, self._budget.cache))
         self._loop_task = asyncio.create_task(self._run(), name="chairlift embedding engine")
 
     async def _test(self) -> None:
@@ -164,6 +191,12 @@ class EmbeddingEngine:
             await self._encode((TokenizedText((0,)),))
         except StepFailed as error:
             raise ModelUnavailable(f"The embedding model cannot compute: {error.message}") from None
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest text that may come: the context, or less where memory holds less. On any
+        thread."""
+        return self._memory.longest(self.info.context_length)
 
     async def encode(self, texts: Sequence[TokenizedText]) -> Vectors:
         """Vectors of the texts, or scores of the pairs, in order; call it on the event loop.
@@ -175,15 +208,21 @@ class EmbeddingEngine:
             EngineStopped: not started, draining or stopped.
             QueueFull: come back later.
             StepFailed: the model's computation failed, or its result is not a number.
+            ContextLengthExceeded: there is no longer memory for a text of such a length.
         """
         if not self.ready:
             raise EngineStopped(STOPPED if self.draining else "The embedding model is still loading.")
         return await self._encode(texts)
 
     async def _encode(self, texts: Sequence[TokenizedText]) -> Vectors:
-        job = _Job(texts, asyncio.get_running_loop().create_future(), len(texts))
+        longest = max(map(len, texts), default=0)
+        self._memory.check(longest)
+        if len(self._long) >= self.config.max_waiting:
+            raise QueueFull("Too many texts wait for memory; try again later.", self._retry_after())
+        job = _Job(texts, asyncio.get_running_loop().create_future(), len(texts), longest)
         self._queue.add(job, [len(text) for text in texts], self._retry_after())
         self._open.add(job)
+        self._expect()
         self._idle.clear()
         self._wake.set()
         try:
@@ -191,12 +230,17 @@ class EmbeddingEngine:
         finally:
             self._queue.drop(job)
             self._open.remove(job)
+            self._expect()
+            self._wake.set()  # it may be this one's memory that was waited for
             if not self._open:
                 self._idle.set()
         self._counters.requests += 1
         self._counters.texts += len(texts)
         self._counters.tokens += sum(map(len, texts))
         return vectors
+
+    def _expect(self) -> None:
+        self._memory.expect(max((job.longest for job in self._open), default=0))
 
     def _retry_after(self) -> float:
         """Seconds in which half of what waits is computed, going by the past."""
@@ -210,16 +254,48 @@ class EmbeddingEngine:
         while True:
             # Requests that come in one turn of the loop are in the same batch.
             await asyncio.sleep(0)
-            batch = self._queue.take(
-                self.config.max_batch_tokens or self.info.batch_tokens,
-                self.config.max_batch_texts,
-                padding=self.info.padding,
-            )
+            self._wake.clear()
+            batch = self._waited() or self._taken()
             if batch:
-                await self._compute(batch)
+                try:
+                    await self._compute(batch)
+                finally:
+                    self._memory.end()
             else:
-                self._wake.clear()
                 await self._wake.wait()
+
+    def _waited(self) -> list[Entry[_Job]]:
+        """The text that waits for memory longest, if there is room now."""
+        while self._long and (self._long[0].request.answer.done() or self._refused(self._long[0])):
+            self._long.popleft()
+        if not self._long:
+            self._memory.give_up()
+        elif self._memory.begin(self._long[0].length):
+            return [self._long.popleft()]
+        return []
+
+    def _taken(self) -> list[Entry[_Job]]:
+        """The next batch that there is room for; texts that it is lacking for are set aside."""
+        while batch := self._queue.take(
+            self._memory.batch_tokens, self.config.max_batch_texts, padding=self.info.padding
+        ):
+            first = batch[0]
+            if not self._memory.extra(first.length):
+                return batch
+            self._long.append(first)  # alone in its batch
+            if len(self._long) == 1 and (found := self._waited()):
+                return found
+        return []
+
+    def _refused(self, entry: Entry[_Job]) -> bool:
+        """Whether its text does not fit any more, which its client is told."""
+        try:
+            self._memory.check(entry.length)
+        except ContextLengthExceeded as error:
+            entry.request.fail(error)
+            self._queue.drop(entry.request)
+            return True
+        return False
 
     async def _compute(self, batch: list[Entry[_Job]]) -> None:
         try:
@@ -289,19 +365,19 @@ class EmbeddingEngine:
         if self._thread is None:
             return
         if self._encoder is not None:
-            closing = self._thread.run(partial(self._encoder.close, thread_ends=self._owns_thread))
+            closing = self._thread.run(self._encoder.close)
             self._encoder = None
             done, _ = await asyncio.wait({closing}, timeout=self.config.close_timeout)
             self.wedged = not done
-        if self._owns_thread and not await self._thread.end(
-            0.0 if self.wedged else self.config.close_timeout
-        ):
+        if not await self._thread.end(0.0 if self.wedged else self.config.close_timeout):
             self.wedged = True
+        if not self.wedged:
+            self._memory.close()
 
     def stats(self) -> EmbeddingStats:
         counters = self._counters
         return EmbeddingStats(
-            waiting=len(self._queue),
+            waiting=len(self._queue) + len({entry.request for entry in self._long} - self._queue.requests),
             running=counters.running,
             stalled_s=0.0 if counters.started is None else time.monotonic() - counters.started,
             batches=counters.batches,

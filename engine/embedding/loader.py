@@ -13,7 +13,8 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten
 from mlx_lm.utils import get_total_parameters
 
-from chairlift.engine.embedding.encoder import MlxEncoder, padding_is_harmless
+from chairlift.engine.blas import find_blas
+from chairlift.engine.embedding.encoder import MlxEncoder, measure, padding_is_harmless
 from chairlift.engine.embedding.families import Config, Family, family_of, make_layers
 from chairlift.engine.embedding.files import read_json, read_weights
 from chairlift.engine.embedding.heads import Head, is_cross_encoder, score_head
@@ -21,6 +22,7 @@ from chairlift.engine.embedding.pooling import Dense, Pipeline, Pooling, pool, r
 from chairlift.engine.embedding.tokenizer import load_pair_tokenizer
 from chairlift.engine.embedding.types import EmbeddingModelInfo, LoadedEmbedder, Task, TokenizedText
 from chairlift.engine.errors import ModelUnavailable
+from chairlift.engine.memory.device import MlxDevice
 from chairlift.engine.models.loader import DTYPES, device_name
 
 log = logging.getLogger(__name__)
@@ -69,10 +71,13 @@ def load_embedder(
     context = _context_length(folder, config, family)
     states = partial(family.hidden, layers)
     pad = config.get("pad_token_id")
-    encoder = MlxEncoder(states, head, pad if isinstance(pad, int) and 0 <= pad < vocab else 0)
+    pad = pad if isinstance(pad, int) and 0 <= pad < vocab else 0
+    blas = find_blas() if mx.default_device() == mx.cpu else None
+    encoder = MlxEncoder(states, head, pad, blas)
     padding = padding_is_harmless(encoder, vocab, context)
     width = encoder.encode([TokenizedText((0,))]).shape[1]
     parameters = int(get_total_parameters(layers))
+    batch_tokens = _batch_tokens(parameters, config)
     info = EmbeddingModelInfo(
         name=served_name,
         context_length=context,
@@ -83,13 +88,14 @@ def load_embedder(
         architecture=str(config["model_type"]),
         pooling="" if scores else str(how),
         padding=padding,
-        batch_tokens=_batch_tokens(parameters, config),
+        batch_tokens=batch_tokens,
         device=device_name(),
         dtype=_dtype_name(layers, config),
         parameters=parameters,
         weight_bytes=sum(array.nbytes for _, array in tree_flatten(layers.parameters())),
+        batch_cost=measure(encoder, vocab, min(batch_tokens, context)),
     )
-    return LoadedEmbedder(info, tokenizer, encoder)
+    return LoadedEmbedder(info, tokenizer, encoder, MlxDevice())
 
 
 def _no_pooler(hidden: mx.array) -> mx.array:

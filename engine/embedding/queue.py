@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_left
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, KeysView, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Generic, TypeVar
@@ -47,6 +47,10 @@ class EmbeddingQueue(Generic[K]):
 
     def __len__(self) -> int:
         return len(self._waiting)
+
+    @property
+    def requests(self) -> KeysView[K]:
+        return self._waiting.keys()
 
     def add(self, request: K, lengths: Sequence[int], retry_after: float = 1.0) -> None:
         """Raises: QueueFull."""

@@ -13,6 +13,8 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from chairlift.engine.memory.vocabulary import Device
+
 Vectors = npt.NDArray[np.float32]
 """`[texts, width]` in host memory, one row a text, in the texts' order."""
 
@@ -36,6 +38,28 @@ class TokenizedText:
 
     def __len__(self) -> int:
         return len(self.token_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchCost:
+    """Bytes that a text takes while it is computed: attention may look at every pair of its tokens."""
+
+    token: float
+    pair: float = 0.0
+
+    def of(self, tokens: int) -> float:
+        return self.token * tokens + self.pair * tokens * tokens
+
+    @classmethod
+    def measured(cls, shorter: tuple[int, int], longer: tuple[int, int]) -> BatchCost:
+        """Through what two texts took, (tokens, bytes) each; never less than either of them."""
+        (few, less), (many, more) = shorter, longer
+        pair = (more / many - less / few) / (many - few) if many > few else 0.0
+        if pair <= 0:
+            return cls(max(less / few, more / many))
+        token = less / few - pair * few
+        # What grows faster than with the square is no batch's; all of it is counted to the pairs then.
+        return cls(token, pair) if token >= 0 else cls(0.0, max(less / few**2, more / many**2))
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +89,8 @@ class EmbeddingModelInfo:
     dtype: str = ""
     parameters: int = 0
     weight_bytes: int = 0
+    batch_cost: BatchCost | None = None
+    """None: not known."""
 
 
 class Encoder(Protocol):
@@ -74,8 +100,8 @@ class Encoder(Protocol):
         """Vectors as the model pools them, not normalised; of a cross-encoder, scores `[texts, 1]`."""
         ...
 
-    def close(self, *, thread_ends: bool) -> None:
-        """Drop the model. `thread_ends`: nothing else will compute on this thread."""
+    def close(self) -> None:
+        """Drop the model; nothing else will compute on this thread."""
         ...
 
 
@@ -106,3 +132,5 @@ class LoadedEmbedder:
     info: EmbeddingModelInfo
     tokenizer: EmbeddingTokenizer
     encoder: Encoder
+    device: Device | None = None
+    """None: its memory is not bounded."""

@@ -18,6 +18,8 @@ import mlx.nn as nn
 from mlx_lm.models.cache import make_prompt_cache
 
 from chairlift.cache.batch import RowBatch
+from chairlift.cache.device import on_cuda
+from chairlift.cache.prompt_view import prompt_views
 from chairlift.cache.quantized import UnsupportedQuantization
 from chairlift.cache.separate import SeparateRows
 from chairlift.cache.views import SpanStep
@@ -66,6 +68,27 @@ def find_batching(model: nn.Module, vocab_size: int) -> Finding:
         log.info("batching %s does not suit this model: %s", batching, reason)
         reasons.append((batching, reason))
     return Finding(Batching.SOLO, tuple(reasons))
+
+
+def views_agree(model: nn.Module, vocab_size: int) -> bool:
+    """Whether prompts may pass over `prompt_views`, which only pays on CUDA: two chunks over views give the
+    logits of two over the caches themselves."""
+    return on_cuda() and _views_agree(model, vocab_size)
+
+
+def _views_agree(model: nn.Module, vocab_size: int) -> bool:
+    prompt = _prompt(0, 40, vocab_size)[None]
+    logits = []
+    for wrap in (list, prompt_views):
+        caches = make_prompt_cache(model)
+        try:
+            mx.eval(model(prompt[:, :24], cache=wrap(caches)))
+            logits.append(model(prompt[:, 24:], cache=wrap(caches))[0, -1])
+            mx.eval(logits)
+        except Exception as error:
+            log.info("this model's prompts pass over its own caches: %s", error)
+            return False
+    return _distance(logits[1], logits[0]) <= TOLERANCE.get(logits[0].dtype, 1e-1)
 
 
 def split_head(model: nn.Module, vocab_size: int) -> tuple[Body, Head] | None:

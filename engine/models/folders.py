@@ -7,7 +7,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from platformdirs import user_cache_path
@@ -22,6 +22,16 @@ def cache_folder() -> Path:
     """The user's cache folder for Chairlift; it need not exist yet."""
     moved = os.environ.get(CACHE_VARIABLE)
     return Path(moved).expanduser().absolute() if moved else user_cache_path("chairlift", appauthor=False)
+
+
+def bytes_below(folder: Path) -> int:
+    """Of all files in a folder and its folders; what vanishes meanwhile, or cannot be looked at, is 0."""
+    total = 0
+    for place, _, files in os.walk(folder):
+        for name in files:
+            with suppress(OSError):
+                total += os.lstat(os.path.join(place, name)).st_size
+    return total
 
 
 def build_folder(folder: Path, fill: Callable[[Path], None]) -> Path:

@@ -11,6 +11,10 @@ from pathlib import Path
 from chairlift.engine.prefix.files import FORMAT
 
 PACKAGES = ("chairlift", "mlx", "mlx-lm", "mlx-vlm")
+IMAGE_PACKAGES = ("transformers", "pillow", "numpy")
+"""That make of an image what the model sees of it."""
+FILES = ("config.json", "preprocessor_config.json", "processor_config.json")
+"""What keys and values follow from, the last two where the model takes images."""
 SAMPLES = 8
 """Places of every tensor of which the content is read."""
 SAMPLE_BYTES = 256
@@ -35,18 +39,22 @@ def model_identity(folder: Path, *circumstances: str) -> str:
 
 def _parts(folder: Path, circumstances: Iterable[str]) -> Iterator[bytes]:
     yield FORMAT.encode()
-    for package in PACKAGES:
-        yield f"{package} {_version(package)}".encode()
+    yield from (named.encode() for named in versions(PACKAGES))
     for circumstance in circumstances:
         yield circumstance.encode()
     # A configuration may name code of its own, in files beside it.
     for path in sorted((*folder.glob("*.json"), *folder.glob("*.py"))):
-        if path.name == "config.json" or path.suffix == ".py":
+        if path.name in FILES or path.suffix == ".py":
             yield path.name.encode()
             yield path.read_bytes()
     for path in sorted(folder.glob("*.safetensors")):
         yield path.name.encode()
         yield from _samples(path)
+
+
+def versions(packages: Iterable[str]) -> list[str]:
+    """Each with the version that is installed."""
+    return [f"{package} {_version(package)}" for package in packages]
 
 
 def _samples(path: Path) -> Iterator[bytes]:

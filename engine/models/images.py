@@ -15,7 +15,6 @@ from __future__ import annotations
 import hashlib
 import inspect
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
@@ -24,6 +23,15 @@ import numpy as np
 from chairlift.engine.media import PreparedMedia
 from chairlift.engine.models.encoded import EncodedImages
 from chairlift.engine.models.image_inputs import NOT_INPUTS, PIXELS, as_mlx, image_token_ids, split_inputs
+from chairlift.engine.models.image_rows import (
+    Encoded,
+    ImageRows,
+    PromptRows,
+    alike,
+    length,
+    near,
+    together,
+)
 from chairlift.engine.sight import SightError
 
 BY_IMAGE = frozenset(
@@ -43,40 +51,6 @@ ones: upstream's own generation passes it on under a name that no such language 
 OF_TOKENS = ("per_layer_inputs",)
 """Of these, what must follow from the tokens alone: a prompt without pixels gives the same."""
 TOKEN_TYPES = "mm_token_type_ids"
-ROUNDING = 0.05
-"""Of the largest feature: two encodings of one image that differ by less are one."""
-
-
-@dataclass(frozen=True, slots=True)
-class ImageRows:
-    """One image as the language model sees it.
-
-    Attributes:
-        embeds: `[tokens, hidden]`.
-        deep: added to the hidden states behind the first layers, `[tokens, hidden]` each (Qwen3-VL).
-    """
-
-    embeds: mx.array
-    deep: tuple[mx.array, ...] = ()
-
-    @property
-    def nbytes(self) -> int:
-        return int(self.embeds.nbytes) + sum(int(array.nbytes) for array in self.deep)
-
-
-@dataclass(frozen=True, slots=True)
-class PromptRows:
-    """A prompt with images, of a family whose features are not by image: arrays by name, with one entry for
-    each token of the prompt on axis 1."""
-
-    arrays: Mapping[str, mx.array]
-
-    @property
-    def nbytes(self) -> int:
-        return sum(int(array.nbytes) for array in self.arrays.values())
-
-
-Encoded = ImageRows | PromptRows
 
 
 class Eyes:
@@ -96,11 +70,18 @@ class Eyes:
         self.sees_both_ways = has_vision_attention(model.language_model)
         self.rope_index = getattr(model.language_model, "get_rope_index", None)
 
-    def row(self, prompt: tuple[int, ...], media: PreparedMedia) -> RowImages:
+    def row(self, prompt: tuple[int, ...], media: PreparedMedia, held: int = 0) -> RowImages:
         """See `chairlift.engine.sight.Sight`."""
-        return RowImages(self, prompt, media)
+        return RowImages(self, prompt, media, held)
 
-    def whole_prompts(self, tokens: Sequence[int]) -> bool:
+    def whole_to(self, tokens: Sequence[int]) -> int:
+        """Where the part of a prompt with images ends that must be prefilled in one piece; 0: none."""
+        if not self._whole_prompts(tokens):
+            return 0
+        places = np.flatnonzero(np.isin(np.array(tokens, dtype=np.int64), self.image_tokens))
+        return int(places[-1]) + 1 if self.sees_both_ways and len(places) else len(tokens)
+
+    def _whole_prompts(self, tokens: Sequence[int]) -> bool:
         """The model says that a prompt with images must not be prefilled in chunks."""
         parts = (self.model, self.model.language_model)
         told = {TOKEN_TYPES: self.types(tokens)} if self.sees_both_ways else {}
@@ -137,7 +118,7 @@ class Eyes:
 class RowImages:
     """`chairlift.engine.sight.RowSight` of one row."""
 
-    def __init__(self, eyes: Eyes, prompt: tuple[int, ...], media: PreparedMedia) -> None:
+    def __init__(self, eyes: Eyes, prompt: tuple[int, ...], media: PreparedMedia, held: int = 0) -> None:
         self._eyes = eyes
         self._prompt = prompt
         self._media = media
@@ -150,12 +131,14 @@ class RowImages:
         ends = np.cumsum(counts, dtype=np.int64)
         self._ranges = [(int(end) - count, int(end)) for end, count in zip(ends, counts, strict=True)]
         self._parts = split_inputs(media.inputs, counts) if len(self._ranges) > 1 else None
-        self._images: list[ImageRows | None] = [None] * max(1, len(self._ranges))
+        self._images: list[ImageRows | None] = [None] * len(self._ranges)
+        self._needed = [at for at, (_, last) in enumerate(self._ranges) if self._places[last - 1] >= held]
+        """Images that are not wholly behind the row when it begins."""
         self._prompt_rows: PromptRows | None = None
         self._positions: mx.array | None = None
         self.delta = 0
         self.encoded = False
-        self.whole = eyes.whole_prompts(prompt)
+        self.whole_to = eyes.whole_to(prompt)
 
     # Encoding
 
@@ -177,7 +160,7 @@ class RowImages:
             self._encode_image()
         else:
             self._encode_prompt()
-        if self._prompt_rows is not None or all(image is not None for image in self._images):
+        if self._prompt_rows is not None or all(self._images[index] is not None for index in self._needed):
             self._find_positions()
             self.encoded = True
 
@@ -189,7 +172,7 @@ class RowImages:
         text = self._eyes.text(self._prompt)
         by_token = [name for name in OF_TOKENS if name in whole]
         if not whole.keys() <= BY_IMAGE or not all(
-            name in text and _near(whole[name], text[name]) for name in by_token
+            name in text and near(whole[name], text[name]) for name in by_token
         ):
             return
         first, last = self._ranges[0] if self._parts is not None else (0, len(self._places))
@@ -198,7 +181,7 @@ class RowImages:
         alone = self._features_of(group)
         if alone is None:
             return
-        self._eyes.by_image = _alike(image, alone[0] if len(group) == 1 else _together(alone))
+        self._eyes.by_image = alike(image, alone[0] if len(group) == 1 else together(alone))
         if self._eyes.by_image:
             for index, found in enumerate(self._cut_out(whole, 0, self._ranges, 0)):
                 self._keep(index, found)
@@ -207,9 +190,9 @@ class RowImages:
         """What is kept of the images, and the first that is not kept."""
         for index, key in enumerate(self._keys()):
             found = self._eyes.kept.get(key)
-            if isinstance(found, ImageRows) and len(found.embeds) == _length(self._ranges[index]):
+            if isinstance(found, ImageRows) and len(found.embeds) == length(self._ranges[index]):
                 self._images[index] = found
-        missing = [index for index, image in enumerate(self._images) if image is None]
+        missing = [index for index in self._needed if self._images[index] is None]
         if not missing:
             return
         group = range(len(self._ranges)) if self._parts is None else range(missing[0], missing[0] + 1)
@@ -288,7 +271,9 @@ class RowImages:
         """See `chairlift.engine.sight.RowSight`."""
         if position >= len(self._prompt):
             return False
-        return self.whole or self._prompt_rows is not None or bool(np.isin(position, self._places))
+        if position < self.whole_to or self._prompt_rows is not None:
+            return True
+        return bool(np.isin(position, self._places))
 
     def told(self, start: int, tokens: Sequence[int]) -> dict[str, Any]:
         """See `chairlift.engine.sight.RowSight`."""
@@ -305,17 +290,23 @@ class RowImages:
         embeds = text["inputs_embeds"]
         if last > first:
             at = mx.array(self._places[first:last] - start)
-            images = [image for image in self._images if image is not None]
-            rows = _cut([image.embeds for image in images], first, last)
-            embeds[:, at] = rows.astype(embeds.dtype)
-            if images[0].deep:
+            images = self._images_of(first, last)
+            embeds[:, at] = images.embeds.astype(embeds.dtype)
+            if images.deep:
                 seen = np.zeros((1, len(tokens)), dtype=bool)
                 seen[0, self._places[first:last] - start] = True
                 told["visual_pos_masks"] = mx.array(seen)
-                told["deepstack_visual_embeds"] = [
-                    _cut(list(layers), first, last) for layers in zip(*(i.deep for i in images), strict=True)
-                ]
+                told["deepstack_visual_embeds"] = list(images.deep)
         return told | text | {"inputs_embeds": embeds}
+
+    def _images_of(self, first: int, last: int) -> ImageRows:
+        """What stands for the image tokens `[first, last)`."""
+        parts = []
+        for (start, stop), image in zip(self._ranges, self._images, strict=True):
+            if start < last and stop > first:
+                assert image is not None
+                parts.append(image.cut(max(first - start, 0), last - start))
+        return parts[0] if len(parts) == 1 else together(parts)
 
     def _span_positions(self, start: int, stop: int) -> mx.array:
         assert self._positions is not None
@@ -342,39 +333,6 @@ def has_vision_attention(language_model: Any) -> bool:
     body = getattr(language_model, "model", None)
     takes = TOKEN_TYPES in inspect.signature(type(body).__call__).parameters
     return takes and getattr(language_model.config, "use_bidirectional_attention", None) == "vision"
-
-
-def _together(images: Sequence[ImageRows]) -> ImageRows:
-    deep = zip(*(image.deep for image in images), strict=True)
-    return ImageRows(
-        mx.concatenate([image.embeds for image in images]), tuple(mx.concatenate(list(d)) for d in deep)
-    )
-
-
-def _alike(one: ImageRows, other: ImageRows) -> bool:
-    """Equal but for rounding, which other shapes of matrices bring."""
-    return all(_near(*pair) for pair in ((one.embeds, other.embeds), *zip(one.deep, other.deep, strict=True)))
-
-
-def _near(one: mx.array, other: mx.array) -> bool:
-    if one.shape != other.shape:
-        return False
-    return bool((mx.abs(one - other).max() <= ROUNDING * mx.abs(one).max()).item())
-
-
-def _length(part: tuple[int, int]) -> int:
-    return part[1] - part[0]
-
-
-def _cut(parts: Sequence[mx.array], first: int, last: int) -> mx.array:
-    """Rows `[first, last)` of arrays that lie one behind the other."""
-    found, start = [], 0
-    for part in parts:
-        stop = start + len(part)
-        if start < last and stop > first:
-            found.append(part[max(first - start, 0) : last - start])
-        start = stop
-    return found[0] if len(found) == 1 else mx.concatenate(found)
 
 
 def _ids(tokens: Sequence[int]) -> mx.array:

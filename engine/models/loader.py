@@ -19,10 +19,14 @@ from mlx_lm.utils import load_model as load_weights
 from chairlift.cache.quantized import UnsupportedQuantization
 from chairlift.engine.constraints import Compiler
 from chairlift.engine.errors import ModelUnavailable
+from chairlift.engine.memory.device import MlxDevice
 from chairlift.engine.models.build import make_runner
-from chairlift.engine.models.identity import model_identity
+from chairlift.engine.models.identity import IMAGE_PACKAGES, model_identity, versions
+from chairlift.engine.models.image_prefix import example_of
 from chairlift.engine.models.images import Eyes
 from chairlift.engine.models.quantization import AUTO, KV_TYPES, cache_factory
+from chairlift.engine.models.sizes import measure_states, measure_step
+from chairlift.engine.models.strides import lay_out_for_cpu
 from chairlift.engine.models.tokenizer import load_tokenizer, read_template
 from chairlift.engine.models.vision_loader import load_images, load_seeing_model, needs_mlx_vlm
 from chairlift.engine.models.warm import warm_up
@@ -65,13 +69,8 @@ def load_model(
         )
     template = None if chat_template is None else read_template(chat_template)
     tokenizer = load_tokenizer(folder, template)
-    try:
-        model, config = _load(folder)
-    except ModelUnavailable:
-        raise
-    except Exception as error:
-        raise ModelUnavailable(f"{served_name} cannot be loaded: {_one_line(error, folder)}") from error
-    _cast(model, dtype)
+    model, config = open_model(folder, served_name)
+    cast_weights(model, dtype)
     mx.eval(model.parameters())
     context = context_length(config)
     if max_model_len is not None:
@@ -81,11 +80,18 @@ def load_model(
             )
         context = max_model_len
     vocab, family = vocab_size(config, tokenizer.vocab_size), str(config.get("model_type", ""))
+    if mx.default_device() == mx.cpu:
+        lay_out_for_cpu(model, vocab)
     try:
         processor = load_images(folder, model, template)
         sight = Eyes(model.inner) if processor is not None else None
         finding, runner = make_runner(
-            model, vocab, sight=sight, kv_cache_dtype=kv_cache_dtype, marks=marks_of(tokenizer)
+            model,
+            vocab,
+            sight=sight,
+            example=example_of(processor),
+            kv_cache_dtype=kv_cache_dtype,
+            marks=marks_of(tokenizer),
         )
     except UnsupportedQuantization as error:
         raise ModelUnavailable(
@@ -94,6 +100,8 @@ def load_model(
     if mx.default_device() != mx.cpu:
         warm_up(runner, vocab)
     kv_bytes, kv_type = _kv_of_a_token(model, vocab, kv_cache_dtype)
+    make_cache = cache_factory(model, kv_cache_dtype)
+    states = measure_states(model, vocab, make_cache, finding.batching, image_bytes=_hidden(config) * 8)
     parameters = tree_flatten(model.parameters())
     info = ModelInfo(
         name=served_name,
@@ -109,25 +117,46 @@ def load_model(
         kv_bytes_per_token=kv_bytes,
         kv_dtype=kv_type,
         vision=processor is not None,
+        scores_prompts=not finding.whole_prompts,
         memory_bytes=_memory(),
+        vocab_size=vocab,
+        activation_bytes=measure_step(runner, vocab, _step_tokens()),
     )
     constraints = Compiler(tokenizer.grammar_vocabulary)
     circumstances = (
         *(str(dtype), info.dtype, kv_cache_dtype, info.kv_dtype),
         *(info.device, str(mx.default_device()), str(finding.batching), repr(runner.prefix)),
+        *(versions(IMAGE_PACKAGES) if processor is not None else ()),
     )
     identity = partial(model_identity, folder, *circumstances)
-    return LoadedModel(info, tokenizer, runner, processor, runner.prefix, constraints, identity)
+    return LoadedModel(
+        *(info, tokenizer, runner, processor, runner.prefix, constraints, identity),
+        states=states,
+        device=MlxDevice(),
+    )
 
 
-def _load(folder: Path) -> tuple[nn.Module, dict[str, Any]]:
-    """The model by the package whose it is, patched before it is built, and its configuration."""
-    if needs_mlx_vlm(folder):
-        apply_patches((MLX, MLX_LM, MLX_VLM))
-        return load_seeing_model(folder)
-    apply_patches()
-    model, config = load_weights(folder)
-    return model, config
+def open_model(folder: Path, name: str, *, lazy: bool = False) -> tuple[nn.Module, dict[str, Any]]:
+    """The model by the package whose it is, patched before it is built, and its configuration.
+
+    Args:
+        name: for messages.
+        lazy: read no weights yet.
+
+    Raises:
+        ModelUnavailable: the folder cannot be read as a model.
+    """
+    try:
+        if needs_mlx_vlm(folder):
+            apply_patches((MLX, MLX_LM, MLX_VLM))
+            return load_seeing_model(folder)
+        apply_patches()
+        model, config = load_weights(folder, lazy=lazy)
+        return model, config
+    except ModelUnavailable:
+        raise
+    except Exception as error:
+        raise ModelUnavailable(f"{name} cannot be loaded: {_one_line(error, folder)}") from error
 
 
 def context_length(config: dict[str, Any]) -> int:
@@ -149,7 +178,13 @@ def vocab_size(config: dict[str, Any], fallback: int) -> int:
     return fallback
 
 
-def _cast(model: nn.Module, dtype: str | None) -> None:
+def _hidden(config: dict[str, Any]) -> int:
+    """Numbers of a token between layers; 0 where the configuration does not say."""
+    parts = (config, config.get("text_config") or {})
+    return max((size for part in parts if isinstance(size := part.get("hidden_size"), int)), default=0)
+
+
+def cast_weights(model: nn.Module, dtype: str | None) -> None:
     """Cast floating weights, where none are quantized: their scales belong to their own type."""
     if dtype is not None and dtype not in DTYPES:
         raise ModelUnavailable(f"--dtype {dtype} is unknown; choose from {', '.join(DTYPES)}.")
@@ -159,8 +194,9 @@ def _cast(model: nn.Module, dtype: str | None) -> None:
         return
     predicate = getattr(model, "cast_predicate", None)
     keep = predicate if predicate is not None and wanted != mx.float32 else lambda name: True
+    made: dict[int, mx.array] = {}  # one for modules that share a weight
     cast = {
-        name: array.astype(wanted)
+        name: made.setdefault(id(array), array.astype(wanted))
         for name, array in tree_flatten(model.parameters())
         if mx.issubdtype(array.dtype, mx.floating) and array.dtype in DTYPES.values() and keep(name)
     }
@@ -222,7 +258,11 @@ def _memory() -> int:
 
 def _one_line(error: Exception, folder: Path) -> str:
     """An upstream error without its path."""
-    text = str(error).replace(str(folder), "the folder").split("\n")[0].strip()
+    if isinstance(error, KeyError):
+        return f"its configuration lacks {error}."
+    told = str(error).replace(str(folder), "the folder")
+    first, *others = [line.strip() for line in told.splitlines()] or [""]
+    text = f"{first} {others[0]} …" if others and first.endswith(":") else first
     return text or type(error).__name__
 
 

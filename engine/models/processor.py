@@ -22,7 +22,7 @@ from chairlift.engine.chat.conversation import Conversation, Message
 from chairlift.engine.chat.template import ChatTemplate
 from chairlift.engine.errors import InvalidParameter, ModelUnavailable
 from chairlift.engine.media import ImageInput, PreparedMedia
-from chairlift.engine.models.tokenizer import check_variables, special_tokens
+from chairlift.engine.models.tokenizer import asked, no_template, special_tokens
 
 logger = logging.getLogger("chairlift.engine")
 
@@ -112,22 +112,11 @@ class FolderProcessor:
                 model.
         """
         if not self._has_chat_template:
-            raise InvalidParameter(
-                "messages",
-                "The model has no chat template; use /v1/completions with a prompt of its own form.",
-            )
+            raise no_template()
         if images:
             self._check_texts(messages)
-        check_variables(kwargs)
         conversation, marked = self._control_tokens.marked(
-            Conversation(
-                tuple(messages),
-                tuple(tools or ()),
-                tuple(documents),
-                add_generation_prompt,
-                continue_final_message,
-                kwargs,
-            )
+            asked(messages, tools, documents, add_generation_prompt, continue_final_message, kwargs)
         )
         rendered = self._template.render(
             conversation.having([self._readable(message) for message in conversation.messages])

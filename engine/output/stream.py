@@ -36,6 +36,9 @@ class AnswerBroken(EngineError):
 class Handle(Protocol):
     """What a stream needs of a `RequestHandle`."""
 
+    @property
+    def usage(self) -> Usage | None: ...
+
     async def __anext__(self) -> Event: ...
 
     def cancel(self) -> None: ...
@@ -76,6 +79,16 @@ class ParsedStream(AsyncIterator[OutputEvent | OutputEnd]):
     def fail(self) -> None:
         """It cannot be read on: the request ends, and counts as failed."""
         self.handle.fail()
+
+    def counted(self) -> tuple[Usage, int] | None:
+        """Of a request that has ended and whose reader is gone: what was counted, and the tokens of thinking
+        among what was read. None while it has not ended."""
+        if (usage := self.handle.usage) is None:
+            return None
+        rest = list(self._events)
+        if not self._ended:
+            rest += self._parser.finish(Finished(FinishReason.ABORT, usage))
+        return usage, sum(end.reasoning_tokens for end in rest if isinstance(end, OutputEnd))
 
     async def _read(self) -> None:
         try:

@@ -12,11 +12,18 @@ from array import array
 from collections.abc import Callable, Iterable, Sequence
 
 DIGEST_BYTES = 16
+NAME_BYTES = 40
+"""Of what stands in a chain for a token of an image (`chairlift.engine.prefix.images`)."""
 
 
 def digest(parent: bytes, tokens: Sequence[int]) -> bytes:
     """The name of a block of `tokens` behind everything that `parent` names."""
-    return hashlib.blake2b(parent + array("I", tokens).tobytes(), digest_size=DIGEST_BYTES).digest()
+    try:
+        data = array("I", tokens).tobytes()
+    except OverflowError:  # some are of images, and their names are longer than a token
+        data = b"".join(token.to_bytes(NAME_BYTES, "little") for token in tokens)
+        return hashlib.blake2b(parent + data, digest_size=DIGEST_BYTES, person=b"images").digest()
+    return hashlib.blake2b(parent + data, digest_size=DIGEST_BYTES).digest()
 
 
 def checkpoint_digest(behind: bytes) -> bytes:

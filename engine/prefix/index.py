@@ -54,6 +54,9 @@ class PrefixIndex:
         self.disk_hit = 0
         """Of these, fetched from the disk for the row."""
         self.evicted = 0
+        self.checkpoints = 0
+        """Of the entries."""
+        self.checkpoints_taken = 0
         self.version = 0
         """Changes whenever a look-up may come out differently."""
         self._nodes: dict[bytes, Node] = {}
@@ -79,7 +82,7 @@ class PrefixIndex:
     def stats(self) -> PrefixStats:
         return PrefixStats(
             *(self.limit, self.used, len(self), self.queried, self.hit, self.evicted),
-            *(self.disk_hit, self.pinned),
+            *(self.disk_hit, self.pinned, self.checkpoints, self.checkpoints_taken),
         )
 
     # Look-up
@@ -194,6 +197,8 @@ class PrefixIndex:
         name = checkpoint_digest(node.digest)
         node.checkpoint = Checkpoint(Page(self._new_id(), node.stop, 0, name, node.digest), node)
         self._enter(node.checkpoint, self.spec.checkpoint_bytes)
+        self.checkpoints += 1
+        self.checkpoints_taken += 1
         return node.checkpoint.page
 
     def adopt(self, chain: Chain, pages: Iterable[Page]) -> list[Page | None]:
@@ -278,6 +283,16 @@ class PrefixIndex:
             path.append(hit.node.checkpoint)
         return path
 
+    def bound(self, limit: int, *, pinned: bool = False) -> None:
+        """Keep at most so many bytes from now on. What is pinned goes only if `pinned`, and last."""
+        self.limit = limit
+        self._make_room(0, None)
+        if pinned and self.used > limit:
+            for entry in self._entries:
+                entry.pinned = False
+            self.pinned = 0
+            self._make_room(0, None)
+
     # Loss
 
     def forget(self, ids: Iterable[int]) -> None:
@@ -347,6 +362,7 @@ class PrefixIndex:
                 self._nodes.pop(gone.digest, None)
             else:
                 gone.node.checkpoint = None
+                self.checkpoints -= 1
             size = self._entries.pop(gone)
             self.used -= size
             self.pinned -= size if gone.pinned else 0

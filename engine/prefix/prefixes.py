@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 
 from chairlift.engine.prefix.chain import root_digest
 from chairlift.engine.prefix.fetch import Catalogue, Fetch
+from chairlift.engine.prefix.images import NamedPrompt, name_images
 from chairlift.engine.prefix.index import PrefixIndex
 from chairlift.engine.prefix.row import RowPrefix
 from chairlift.engine.prefix.vocabulary import Load, Page, PageData, PrefixStats, Restore, Save
@@ -49,11 +50,15 @@ class Prefixes:
     # Rows
 
     def of(self, request: Request) -> RowPrefix | None:
-        """What a row of this request has to do with kept prefixes; None for one with images."""
-        if self.index is None or request.media is not None:
+        """What a row of this request has to do with kept prefixes; None for one that is not kept."""
+        if self.index is None or request.sampling.prompt_logprobs is not None:
             return None
-        root = root_digest(self.identity, request.cache_salt)
-        return RowPrefix(self.index, root, request.prompt_token_ids)
+        prompt: NamedPrompt | None = NamedPrompt(request.prompt_token_ids)
+        if request.media is not None and request.media.digests:
+            prompt = name_images(request.prompt_token_ids, request.media, self.index.spec.image_tokens)
+        if prompt is None:
+            return None
+        return RowPrefix(self.index, root_digest(self.identity, request.cache_salt), prompt)
 
     def waits(self, row: Row, computing: Iterable[Row]) -> bool:
         """Whether the row had better wait: for what one of the others is computing, or for the disk, whose
@@ -99,6 +104,10 @@ class Prefixes:
             return 0.0
         deadline = self._fetching.next_deadline()
         return None if deadline is None else max(0.0, deadline - self._clock())
+
+    def deferred(self, queue: Iterable[Row]) -> int:
+        """How many of the queue wait for the disk, as far as is known."""
+        return sum(map(self._fetching.waits, queue)) if self._fetching is not None else 0
 
     @property
     def has_dropped(self) -> bool:

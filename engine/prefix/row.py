@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from chairlift.engine.prefix.chain import Chain
 from chairlift.engine.prefix.fetch import Catalogue, missing_pages
+from chairlift.engine.prefix.images import NamedPrompt
 from chairlift.engine.prefix.index import Hit, PrefixIndex
 from chairlift.engine.prefix.node import Node
 from chairlift.engine.prefix.vocabulary import Page, Restore, Save
@@ -15,12 +16,18 @@ LEAST_CHECKPOINT = 128
 
 
 class RowPrefix:
-    """Args: root: the digest of the empty sequence (`chain.root_digest`). tokens: the row's prompt."""
+    """
+    Args:
+        root: the digest of the empty sequence (`chain.root_digest`).
+        prompt: the row's.
+    """
 
-    def __init__(self, index: PrefixIndex, root: bytes, tokens: Iterable[int]) -> None:
+    def __init__(self, index: PrefixIndex, root: bytes, prompt: NamedPrompt) -> None:
         self._index = index
-        self._chain = Chain(root, index.spec.block_tokens, tokens)
+        self._chain = Chain(root, index.spec.block_tokens, prompt.tokens)
         self._prompt = len(self._chain)
+        self._images = prompt
+        self._least = prompt.seen_to if index.spec.whole_images else 0
         self._node: Node | None = None  # the last full block that is kept
         self._made: list[Page] = []
         self._found: tuple[int, Hit] | None = None
@@ -41,13 +48,16 @@ class RowPrefix:
         block = self._index.spec.block_tokens
         shared = min(self._chain.shared_blocks(other._chain), (len(self._chain) - 1) // block) * block
         shared = min(shared, self._index.longest)
+        if shared < self._least:
+            return False
         if self._index.spec.checkpointed:
             shared = other._checkpoint_before(shared)
         return shared > computed and shared > self.available
 
     def missing(self, catalogue: Catalogue) -> tuple[Page, ...]:
         """What is worth fetching from the disk for the row."""
-        return missing_pages(self._index, catalogue, self._chain, self.available, len(self._chain) - 1)
+        pages = missing_pages(self._index, catalogue, self._chain, self.available, len(self._chain) - 1)
+        return pages if pages and pages[-1].start + pages[-1].tokens >= self._least else ()
 
     def fetches(self) -> None:
         """From now on the row waits for what is fetched."""
@@ -58,6 +68,10 @@ class RowPrefix:
         return self._index.adopt(self._chain, pages)
 
     # Admission
+
+    def images_within(self, tokens: int) -> int:
+        """Images of the prompt that end within its first `tokens` tokens."""
+        return self._images.images_within(tokens)
 
     def known(self, tokens: Sequence[int]) -> None:
         """What the row is to hold: the prompt, and behind a preemption its output."""
@@ -84,7 +98,8 @@ class RowPrefix:
 
     def _find(self) -> Hit:
         if self._found is None or self._found[0] != self._index.version:
-            self._found = self._index.version, self._index.find(self._chain, len(self._chain) - 1)
+            hit = self._index.find(self._chain, len(self._chain) - 1)
+            self._found = self._index.version, hit if hit.tokens >= self._least else Hit()
         return self._found[1]
 
     # What it leaves
@@ -94,11 +109,13 @@ class RowPrefix:
         if not self._index.spec.checkpointed:
             return stop
         every = self._index.spec.checkpoint_tokens
-        ends = (start // every * every + every, self._last_checkpoint)
-        return min([stop, *(end for end in ends if start < end < stop and end >= LEAST_CHECKPOINT)])
+        ends = (max(start, self._least) // every * every + every, self._last_checkpoint)
+        return min([stop, *(end for end in ends if start < end < stop and end >= self._least_checkpoint)])
 
     def after_span(self, row: int, stop: int) -> Save | None:
         """To be saved once the row holds `stop` tokens of its prefill."""
+        if stop < self._least:
+            return None
         self._node, new = self._index.grow(self._chain, self._node, stop)
         checkpoint = None
         if self._node is not None and self._node.stop == stop == self._checkpoint_before(stop):
@@ -147,4 +164,8 @@ class RowPrefix:
         """Where, within the first `tokens` tokens, the row's prefill leaves its last checkpoint, or 0."""
         every = self._index.spec.checkpoint_tokens
         last = self._last_checkpoint if self._last_checkpoint <= tokens else tokens // every * every
-        return last if last >= LEAST_CHECKPOINT and self._index.spec.checkpointed else 0
+        return last if last >= self._least_checkpoint and self._index.spec.checkpointed else 0
+
+    @property
+    def _least_checkpoint(self) -> int:
+        return max(LEAST_CHECKPOINT, self._least)

@@ -80,6 +80,11 @@ class PrefixSpec:
     """0 for a model that resumes behind any token."""
     checkpoint_tokens: int = 2048
     """A long prompt leaves a checkpoint every so many tokens; a multiple of `block_tokens`."""
+    image_tokens: tuple[int, ...] = ()
+    """That stand for images in prompts; empty where prefixes of prompts with images are not kept."""
+    whole_images: bool = False
+    """A prompt is computed in one piece up to the end of its last image: nothing can be taken over that ends
+    before it, and nothing be left before."""
 
     @property
     def checkpointed(self) -> bool:
@@ -106,6 +111,10 @@ class PrefixStats:
     """Of `hit_tokens`, those that were fetched from the disk for the row."""
     pinned_bytes: int = 0
     """Of `bytes`, those that never go for room."""
+    checkpoints: int = 0
+    """Of `entries`."""
+    checkpoints_taken: int = 0
+    """So far."""
 
 
 @dataclass(frozen=True, slots=True)

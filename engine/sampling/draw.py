@@ -20,9 +20,10 @@ MOST = 1 - 2.0**-24
 """The largest share: below 1 also as a float32."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Draw:
-    """How one row draws its next token.
+    """How one row draws its next token. Not frozen, which would triple what it costs to make one: every step
+    makes one for each row.
 
     Attributes:
         key: of the row's seed.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 
 import mlx.core as mx
 import numpy as np
@@ -89,9 +90,16 @@ def excludes(params: SamplingParams, key: tuple[int, int], count: int) -> bool:
 
 def uniform(key: tuple[int, int], count: int, purpose: bytes) -> float:
     """0 <= number < 1, made of the arguments: a row's random numbers are counted, not carried on."""
-    words = b"".join(word.to_bytes(8, "little") for word in (*key, count))
-    digest = hashlib.blake2b(words, digest_size=8, person=purpose).digest()
-    return (int.from_bytes(digest, "little") >> 11) * 2.0**-53
+    state = _begun(key, purpose).copy()
+    state.update(count.to_bytes(8, "little"))
+    return (int.from_bytes(state.digest(), "little") >> 11) * 2.0**-53
+
+
+@lru_cache(maxsize=4096)
+def _begun(key: tuple[int, int], purpose: bytes) -> hashlib.blake2b:
+    """The hash over what all of a row's draws share; only ever copied."""
+    words = b"".join(word.to_bytes(8, "little") for word in key)
+    return hashlib.blake2b(words, digest_size=8, person=purpose)
 
 
 def exclude_top(

@@ -24,8 +24,15 @@ def logprobs(
     """(of the drawn tokens, top tokens, their logprobs) of `rows`, under the model's own distribution."""
     if not rows:
         return None, None, None
-    logits, tokens = taken(logits, rows), taken(tokens, rows)
-    wanted = min(max(settings[row].logprobs or 0 for row in rows), logits.shape[-1])
+    wanted = max(settings[row].logprobs or 0 for row in rows)
+    return scores(taken(logits, rows), taken(tokens, rows), wanted)
+
+
+def scores(
+    logits: mx.array, tokens: mx.array, wanted: int
+) -> tuple[mx.array, mx.array | None, mx.array | None]:
+    """(of `tokens`, `wanted` top tokens, their logprobs) of float32 logits `[rows, vocab]`."""
+    wanted = min(wanted, logits.shape[-1])
     norm = mx.logsumexp(logits, axis=-1, keepdims=True)
     drawn = mx.take_along_axis(logits, tokens[:, None], axis=-1) - norm
     if wanted == 0:

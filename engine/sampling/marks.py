@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from chairlift.engine.plan import NewRow, Tokenizer
 from chairlift.engine.sampling.shaping import Shaping
@@ -15,15 +15,15 @@ class Marks:
     Attributes:
         eos: its end-of-sequence tokens.
         line_breaks: the tokens of a line break.
+        spared: what xtc leaves alone, as in mlx-lm.
     """
 
     eos: frozenset[int] = frozenset()
     line_breaks: tuple[int, ...] = ()
+    spared: tuple[int, ...] = field(init=False)
 
-    @property
-    def spared(self) -> tuple[int, ...]:
-        """What xtc leaves alone, as in mlx-lm."""
-        return (*sorted(self.eos), *self.line_breaks)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "spared", (*sorted(self.eos), *self.line_breaks))
 
     def shaping(self, row: NewRow) -> Shaping | None:
         """What the row adds to its logits; None for nothing."""

@@ -37,6 +37,25 @@ def test_versions_device_and_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         assert found.memory_bytes is not None and found.memory_bytes > 2**30
 
 
+@pytest.mark.parametrize(
+    ("needed", "limit"),
+    [
+        (40, None),  # it may already
+        (50, 53760),  # and 5 % more
+        (52, 55911),
+        (54, None),  # 64 GiB less the system's 8 are not enough
+    ],
+)
+def test_a_wired_limit_that_leaves_the_system_enough(needed: int, limit: int | None) -> None:
+    found = doctor.wired_limit_for(needed * 2**30, 48 * 2**30, 64 * 2**30)
+    assert found == limit
+
+
+def test_a_large_machine_keeps_a_share() -> None:
+    assert doctor.wired_limit_for(330 * 2**30, 300 * 2**30, 512 * 2**30) is not None
+    assert doctor.wired_limit_for(440 * 2**30, 300 * 2**30, 512 * 2**30) is None
+
+
 def test_a_package_that_is_absent_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "PACKAGES", ("no-such-package",))
     assert doctor.examine().versions == {"no-such-package": None}
@@ -55,6 +74,7 @@ def test_a_patch_whose_fault_is_gone_is_called_out(monkeypatch: pytest.MonkeyPat
     mended = [replace(p, needed=lambda: False) if p.name == "gemma2" else p for p in PATCHES]
     monkeypatch.setattr(doctor, "PATCHES", tuple(mended))
     (change,) = (change for change in doctor.examine().changes if change.name == "gemma2")
+    assert change.needless and not change.ordinary
     assert change.why.endswith(f"(not seen in mlx-lm {version('mlx-lm')}: the patch may be needless)")
 
 

@@ -380,10 +380,11 @@ class TestIdleness:
 class Watcher:
     def __init__(self) -> None:
         self.calls: list[tuple[object, ...]] = []
+        self.steps: list[tuple[int, int]] = []
 
-    def on_first_token(self, request: Request, timing: RequestTiming) -> None:
+    def on_first_token(self, request: Request, timing: RequestTiming, cached_tokens: int) -> None:
         assert timing.first_token is not None and timing.finished is None
-        self.calls.append(("first", request.prompt_token_ids))
+        self.calls.append(("first", request.prompt_token_ids, cached_tokens))
 
     def on_token_interval(self, seconds: float) -> None:
         assert seconds >= 0
@@ -395,9 +396,13 @@ class Watcher:
         assert timing.finished is not None
         self.calls.append(("finished", usage, reason))
 
+    def on_step(self, prompt_tokens: int, decoding: int, seconds: float) -> None:
+        assert seconds >= 0
+        self.steps.append((prompt_tokens, decoding))
+
 
 class Stumbling(Watcher):
-    def on_first_token(self, request: Request, timing: RequestTiming) -> None:
+    def on_first_token(self, request: Request, timing: RequestTiming, cached_tokens: int) -> None:
         raise RuntimeError("The observer is broken.")
 
     def on_finished(
@@ -410,9 +415,11 @@ class TestWatching:
     async def test_an_observer_sees_tokens_and_ends(self) -> None:
         watcher = Watcher()
         async with started(FakeRunner(), observer=watcher) as engine:
+            watcher.steps.clear()  # those of the self-test
             await end(engine.submit(request("ab", max_tokens=3)))
+        assert watcher.steps == [(2, 0), (0, 1), (0, 1)]
         assert watcher.calls == [
-            ("first", (97, 98)),
+            ("first", (97, 98), 0),
             ("interval",),
             ("interval",),
             ("finished", Usage(2, 3), FinishReason.LENGTH),

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 
 from chairlift.engine.prefix.chain import Chain, bisect, common, digest, root_digest
+from chairlift.engine.prefix.images import NamedPrompt
 from chairlift.engine.prefix.index import Hit, PrefixIndex
 from chairlift.engine.prefix.row import RowPrefix
 from chairlift.engine.prefix.vocabulary import PrefixSpec
@@ -145,7 +146,7 @@ def test_entries_are_bounded_in_number_too(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_a_tail_is_kept_only_where_something_can_begin_behind_it() -> None:
     for spec, kept in ((ANYWHERE, [4, 4, 2]), (CHECKPOINTS, [4, 4])):
-        save = RowPrefix(PrefixIndex(spec, 100), ROOT, range(8)).at_end(1, range(10), 10)
+        save = RowPrefix(PrefixIndex(spec, 100), ROOT, NamedPrompt(tuple(range(8)))).at_end(1, range(10), 10)
         assert save is not None and [page.tokens for page in save.pages] == kept
         assert save.checkpoint is None, "too short for one"
 

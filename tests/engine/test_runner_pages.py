@@ -6,13 +6,14 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
+from mlx.utils import tree_flatten
 
 from chairlift.engine.models.build import make_runner
 from chairlift.engine.pages import PageStore
 from chairlift.engine.runner import MlxRunner
 from tests.mlx.configs import VOCABULARY
 from tests.mlx.parity import finding, solo
-from tests.mlx.test_prefix import Server, words
+from tests.mlx.prefix_server import Server, words
 
 FAMILIES = ["llama", "qwen3_5"]
 PROMPT = words(3, 150)
@@ -61,3 +62,25 @@ def test_pages_that_make_no_caches_go_and_their_rows_start_again(
 
     monkeypatch.setattr(store._format, "restore", restore)
     answered(server, name, losses=2)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_array_is_counted_while_it_is_kept(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """mlx's bound on buffers is one of their number, not of bytes (vllm-mlx #641)."""
+    monkeypatch.setattr(mx, "device_info", lambda: {"resource_limit": 499_000})
+    server, pages = filled(name)
+    found = server.runner.stats()
+    assert found.buffers_limit == 499_000
+    weights = len(tree_flatten(solo(name).model.parameters()))
+    assert (found.rows, found.buffers) == (0, weights + len(pages._pages) + len(pages._states))
+    server.add(words(90, 20), tokens=20)
+    server.add(words(91, 30), tokens=20)
+    for _ in range(6):
+        server.step()
+    live, layers = server.runner.stats(), len(solo(name).model.layers)
+    assert (live.rows, live.buffers - weights - pages.buffers) == (2, 2 * layers), (
+        "one cohort, two arrays a layer"
+    )
+    server.finish()
+    assert server.scheduler.prefixes.index is not None
+    assert server.runner.stats().buffers == weights + len(server.scheduler.prefixes.index)

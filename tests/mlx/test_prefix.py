@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -14,18 +13,12 @@ from chairlift.engine.engine import Engine, EngineConfig
 from chairlift.engine.events import Finished, TextDelta
 from chairlift.engine.models.build import make_runner
 from chairlift.engine.models.loader import load_model
-from chairlift.engine.plan import Sample
 from chairlift.engine.prefix.disk import PrefixDisk
-from chairlift.engine.prefix.index import PrefixIndex
-from chairlift.engine.prefix.prefixes import Prefixes
-from chairlift.engine.prefix.vocabulary import PrefixSpec
 from chairlift.engine.request import Request
-from chairlift.engine.row import Row
-from chairlift.engine.runner import MlxRunner
-from chairlift.engine.scheduler import Scheduler
 from tests.mlx.configs import VOCABULARY
-from tests.mlx.lift import GREEDY, Ride, differences
+from tests.mlx.lift import GREEDY
 from tests.mlx.parity import finding, solo
+from tests.mlx.prefix_server import TOKENS, Server, words
 from tests.mlx.test_quantized_kv import folder
 from tests.mlx.test_quantized_kv import runner as quantized
 
@@ -42,79 +35,6 @@ FAMILIES = {
     "rwkv7": True,
 }
 """Whether the family resumes at checkpoints only."""
-TOKENS = 6
-
-
-@dataclass
-class Server:
-    """A scheduler over a runner, stepped as the engine does it."""
-
-    runner: MlxRunner
-    scheduler: Scheduler
-    answers: dict[Row, list[Sample]] = field(default_factory=dict)
-    disk: PrefixDisk | None = None
-
-    @classmethod
-    def of(
-        cls, runner: MlxRunner, room: int = 10**9, budget: int = 64, disk: PrefixDisk | None = None
-    ) -> Server:
-        assert runner.prefix is not None
-        spec = runner.prefix
-        small = PrefixSpec(8, spec.bytes_per_token, spec.checkpoint_bytes, checkpoint_tokens=64)
-        scheduler = Scheduler(
-            max_num_seqs=8,
-            max_num_batched_tokens=budget,
-            max_waiting=64,
-            context_length=4096,
-            clock=lambda: 0.0,
-            prefixes=Prefixes(PrefixIndex(small, room), lambda: 0.0, catalogue=disk),
-        )
-        if disk is not None:
-            runner.spill(disk)
-        return cls(runner, scheduler, disk=disk)
-
-    def add(self, prompt: Sequence[int], tokens: int = TOKENS) -> Row:
-        sampling = type(GREEDY)(max_tokens=tokens, temperature=0.0, logprobs=1)
-        row = self.scheduler.add(Request("r", tuple(prompt), sampling), seed=0)
-        self.answers[row] = []
-        return row
-
-    def step(self) -> None:
-        plan = self.scheduler.schedule()
-        for fetch in self.scheduler.prefixes.take_fetches():
-            assert self.disk is not None
-            found = {page.digest: self.disk.read(page) for page in fetch.pages}
-            self.scheduler.prefixes.fetched(
-                fetch.number, {name: data for name, data in found.items() if data}
-            )
-        committed = self.scheduler.commit(self.runner.step(plan))
-        assert not committed.failed
-        for row, sample in committed.drawn:
-            self.answers[row].append(sample)
-            if row.drawn >= row.limit:
-                self.scheduler.finish(row)
-
-    def finish(self) -> None:
-        while self.scheduler.busy:
-            self.step()
-
-    def forget(self) -> None:
-        """Have what is kept on the disk, and memory emptied."""
-        assert self.disk is not None and self.disk.settle(20)
-        assert self.scheduler.prefixes.index is not None
-        self.scheduler.prefixes.index.clear()
-
-    def drawn(self, row: Row) -> list[int]:
-        return [sample.token for sample in self.answers[row]]
-
-    def wrong(self, name: str) -> list[object]:
-        rows = list(self.answers)
-        rides = [Ride(tuple(row.request.prompt_token_ids), tokens=row.limit) for row in rows]
-        return list(differences(solo(name), rides, [self.answers[row] for row in rows], error=1e-4, tie=1e-4))
-
-
-def words(start: int, length: int) -> list[int]:
-    return [(start + 7 * place + place // 5) % VOCABULARY for place in range(length)]
 
 
 @pytest.mark.parametrize("name", FAMILIES)

@@ -14,7 +14,8 @@ import pytest
 from chairlift.engine.batching import Batching
 from chairlift.engine.models.build import make_runner
 from chairlift.engine.models.encoded import EncodedImages
-from chairlift.engine.models.images import Encoded, Eyes
+from chairlift.engine.models.image_rows import Encoded
+from chairlift.engine.models.images import Eyes
 from chairlift.engine.models.vision import SeeingModel
 from chairlift.engine.plan import NewRow, Span, StepPlan
 from chairlift.engine.runner import MlxRunner

@@ -66,8 +66,9 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 @asynccontextmanager
 async def serving(folder: Path) -> AsyncIterator[tuple[httpx.AsyncClient, MediaBudget]]:
-    metrics = ServerMetrics(NAME)
-    engine = Engine(partial(load_model, folder, NAME, dtype="float32"), observer=metrics)
+    metrics = ServerMetrics()
+    engine = Engine(partial(load_model, folder, NAME, dtype="float32"), observer=metrics.model(NAME))
+    metrics.model(NAME).watch(engine)
     await engine.start()
     try:
         app = create_app(engine, ServerSettings(), metrics)

@@ -7,6 +7,7 @@ from importlib.metadata import version
 from tests.mlx.parity import Parity
 from tests.mlx.vision_families import FAMILIES
 from tests.mlx.vision_parity import ALONE, REFUSED, Eyes, finding, measure, rides, seeing_prompt, solo
+from tests.mlx.vision_prefix import conversation, seeing_runner
 
 HEAD = """
 ## Models that see
@@ -23,10 +24,14 @@ tokens, and prompts with one to three images of several sizes, joined in differe
 through images, cancelled and preempted. "exact" is held against mlx-vlm's own `generate_step` for each prompt
 alone.
 
+"prefixes" says where a later prompt may begin behind kept ones ([prefix-cache.md](prefix-cache.md)). Turns of
+a conversation with two images, and the same with another image in one's place, are answered as if nothing had
+been kept.
+
 Exact: {exact} of {count} families.
 
-| family | batching | result | images kept by | remarks |
-|---|---|---|---|---|
+| family | batching | result | images kept by | prefixes | remarks |
+|---|---|---|---|---|---|
 """
 TAIL = """
 In a prompt of gemma3, images are seen as upstream's `generate_step` does it: causally.
@@ -46,11 +51,23 @@ def kept_by(name: str) -> str:
     return "image" if eyes.by_image else "prompt"
 
 
+def prefixes(name: str) -> str:
+    """Where later prompts with images may begin, if they are answered as without that."""
+    spec = seeing_runner(name)[0].prefix
+    if spec is None or not spec.image_tokens:
+        return "none"
+    if conversation(name).differing:
+        return "differs"
+    if spec.whole_images:
+        return "behind the last image"
+    return "from checkpoints" if spec.checkpointed else "to the token"
+
+
 def row(name: str) -> tuple[str, Parity]:
     """One line of the table, and what it tells."""
     parity = measure(name, rides(FAMILIES[name]))
     result = f"exact, {parity.tokens} tokens" if parity.exact else "differs"
-    cells = (name, finding(name).batching, result, kept_by(name), ALONE.get(name, ""))
+    cells = (name, finding(name).batching, result, kept_by(name), prefixes(name), ALONE.get(name, ""))
     return f"| {' | '.join(cells)} |", parity
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from chairlift.engine.embedding.types import (
+    BatchCost,
     EmbeddingModelInfo,
     LoadedEmbedder,
     Task,
@@ -51,7 +52,6 @@ class FakeEncoder:
         self.threads: set[str] = set()
         self.gate = Gate()
         self.closed = 0
-        self.thread_ended = False
 
     def encode(self, texts: Sequence[TokenizedText]) -> Vectors:
         self.gate.go()
@@ -61,10 +61,9 @@ class FakeEncoder:
             raise RuntimeError("poisoned")
         return np.array([self._of(text) for text in texts], np.float32)
 
-    def close(self, *, thread_ends: bool) -> None:
+    def close(self) -> None:
         self.threads.add(threading.current_thread().name)
         self.closed += 1
-        self.thread_ended = thread_ends
 
 
 class FakePairTokenizer:
@@ -102,6 +101,8 @@ def fake_embedder(
     context_length: int = 64,
     batch_tokens: int = 64,
     padding: bool = True,
+    weight_bytes: int = 0,
+    batch_cost: BatchCost | None = None,
 ) -> Callable[[], LoadedEmbedder]:
     """A factory as `EmbeddingEngine` takes it."""
     loaded = LoadedEmbedder(
@@ -116,6 +117,8 @@ def fake_embedder(
             pooling="mean",
             padding=padding,
             batch_tokens=batch_tokens,
+            weight_bytes=weight_bytes,
+            batch_cost=batch_cost,
         ),
         FakePairTokenizer(),
         encoder or FakeEncoder(vector if task is Task.EMBED else score),

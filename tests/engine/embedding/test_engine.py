@@ -11,10 +11,8 @@ import pytest
 
 from chairlift.engine.embedding.engine import EmbeddingConfig, EmbeddingEngine
 from chairlift.engine.embedding.types import LoadedEmbedder, TokenizedText
-from chairlift.engine.engine import Engine, EngineConfig
 from chairlift.engine.errors import EngineStopped, ModelUnavailable, QueueFull, StepFailed
 from chairlift.engine.thread import NAME
-from tests.engine.driving import events, request, solo, tokens
 from tests.engine.embedding.fakes import (
     NOT_A_NUMBER,
     POISON,
@@ -22,7 +20,6 @@ from tests.engine.embedding.fakes import (
     fake_embedder,
     vector,
 )
-from tests.fakes import FakeRunner, fake_model
 
 
 def text(*tokens: int) -> TokenizedText:
@@ -175,7 +172,7 @@ async def test_before_and_after_its_life() -> None:
     await embedder.stop()
     with pytest.raises(EngineStopped, match="shutting down"):
         await embedder.encode([text(1)])
-    assert (encoder.closed, encoder.thread_ended, embedder.wedged) == (1, True, False)
+    assert (encoder.closed, embedder.wedged) == (1, False)
     assert encoder.threads == {NAME}
 
 
@@ -235,46 +232,3 @@ async def test_a_model_that_cannot_be_loaded_or_cannot_compute() -> None:
     with pytest.raises(ModelUnavailable, match="cannot compute"):
         await embedder.start()
     assert not embedder.ready
-
-
-async def test_beside_a_generating_engine_batches_and_steps_take_turns() -> None:
-    runner, encoder = FakeRunner(), FakeEncoder()
-    engine = Engine(fake_model(runner), EngineConfig(max_num_seqs=2))
-    embedder = EmbeddingEngine(fake_embedder(encoder), EmbeddingConfig(max_batch_tokens=1))
-    await engine.start()
-    await embedder.start(beside=engine)
-    order: list[str] = []
-    step, encode = runner.step, encoder.encode
-    runner.step = lambda plan: (order.append("step"), step(plan))[1]  # type: ignore[method-assign,func-returns-value]
-    encoder.encode = lambda texts: (order.append("batch"), encode(texts))[1]  # type: ignore[method-assign,func-returns-value]
-    try:
-        asked = asyncio.create_task(embedder.encode([text(n) for n in range(40)]))
-        found = await events(engine.submit(request()))
-        await asked
-        assert tokens(found) == solo(request(), 8)
-        assert encoder.threads == runner.threads == {NAME}
-        between = "".join(kind[0] for kind in order[order.index("step") :])
-        answering = between[: between.rindex("s") + 1]
-        assert "bb" not in answering and "sb" in answering, "a step waited for two batches"
-    finally:
-        await engine.stop()
-    assert embedder.draining and runner.closed and not engine.wedged
-    assert (encoder.closed, encoder.thread_ended) == (1, False)
-
-
-async def test_the_engine_beside_which_it_runs_lets_it_finish() -> None:
-    encoder = FakeEncoder()
-    engine = Engine(fake_model(FakeRunner()))
-    embedder = EmbeddingEngine(fake_embedder(encoder))
-    await engine.start()
-    await embedder.start(beside=engine)
-    encoder.gate.close()
-    asked = asyncio.create_task(embedder.encode([text(1)]))
-    await at_gate(encoder)
-    stop = asyncio.create_task(engine.stop(1000))
-    await until(lambda: embedder.draining)
-    encoder.gate.open()
-    assert (await asked).tolist() == [vector(text(1))]
-    await stop
-    with pytest.raises(EngineStopped):
-        engine.share_thread(embedder)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import pickle
 import re
 import sys
 from pathlib import Path
@@ -21,6 +22,7 @@ from chairlift.engine.embedding.pooling import Pooling, pool
 from chairlift.engine.embedding.types import TokenizedText
 from chairlift.engine.embedding.vectors import normalised
 from chairlift.engine.errors import ContextLengthExceeded, ModelUnavailable
+from chairlift.engine.memory.guard import SPARE
 from tests.engine.embedding import folders
 from tests.engine.embedding.folders import BERT, MODULES, QWEN3, ROBERTA
 
@@ -51,6 +53,28 @@ def test_every_pooling() -> None:
         ]
         found = np.array(pool(mx.array(spoiled), mx.array(mask), how))
         assert found == pytest.approx(np.array(wanted), abs=1e-6), how
+
+
+@pytest.mark.skipif(mx.default_device() != mx.cpu, reason="other devices keep buffers in other sizes")
+@pytest.mark.parametrize("family", [BERT, folders.MODERNBERT, QWEN3, folders.GEMMA, folders.LLAMA])
+def test_what_batches_take_is_known(family: folders.Config, tmp_path: Path) -> None:
+    config = {**family, "max_position_embeddings": 2048, "hidden_size": 128, "intermediate_size": 256}
+    if "head_dim" in family:
+        config["head_dim"] = 32
+    folder = folders.write(tmp_path, config, folders.random_weights(config))
+    loaded = load_embedder(folder, "x", pooling="mean")
+    cost = loaded.info.batch_cost
+    assert cost is not None and loaded.info.batch_tokens < 2000 and loaded.device is not None
+    for texts, length in ((1, 512), (8, 64), (64, 8), (1, 2000)):
+        batch = [TokenizedText(tuple((7 * at + row) % 64 for at in range(length))) for row in range(texts)]
+        known, taken = SPARE * texts * cost.of(length), [2**60]
+        while min(taken) > known and len(taken) < 6:  # peaks differ with how far the host is ahead
+            mx.clear_cache()
+            before = mx.get_active_memory()
+            mx.reset_peak_memory()
+            loaded.encoder.encode(batch)
+            taken.append(mx.get_peak_memory() - before)
+        assert min(taken) <= known <= 2 * max(taken[1:]), (texts, length)
 
 
 def test_pooling_is_the_folders_or_the_operators(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -239,3 +263,30 @@ def test_the_documentation_lists_the_families() -> None:
     listed = {name: kinds for kinds in rows for name in re.findall(r"`([^`]+)`", kinds[0])}
     assert {name: kinds[1].strip() for name, kinds in listed.items()} == dict.fromkeys(FAMILIES, "yes")
     assert {name for name, kinds in listed.items() if kinds[2].strip() == "yes"} == SCORED_FAMILIES
+
+
+class Evil:
+    """Unpickled, it leaves a mark."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> object:
+        return Path.touch, (self.mark,)
+
+
+def test_nothing_in_a_folder_is_run_or_unpickled(tmp_path: Path) -> None:
+    mark, folder = tmp_path / "ran", tmp_path / "model"
+    theirs = {"model_file": "theirs.py", "auto_map": {"AutoModel": "theirs.Theirs"}}
+    folders.write(folder, {**BERT, **theirs}, folders.random_weights(BERT))
+    (folder / "theirs.py").write_text(f"open({str(mark)!r}, 'w')\n")
+    (folder / "pytorch_model.bin").write_bytes(pickle.dumps(Evil(mark)))
+    plain = folders.write(tmp_path / "plain", BERT, folders.random_weights(BERT))
+    ours, clean = (load_embedder(path, "m").encoder.encode(TEXTS) for path in (folder, plain))
+    np.testing.assert_array_equal(ours, clean)
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(ModelUnavailable, match="it has no safetensors file"):
+        load_embedder(folder, "m")
+    assert not mark.exists()
+    pickle.loads((folder / "pytorch_model.bin").read_bytes())
+    assert mark.exists()

@@ -20,11 +20,9 @@ from chairlift.engine.embedding.engine import EmbeddingEngine
 from chairlift.engine.embedding.loader import load_embedder
 from chairlift.engine.embedding.types import LoadedEmbedder, Task, Vectors
 from chairlift.engine.embedding.vectors import normalised, similarities
-from chairlift.engine.engine import Engine
 from chairlift.engine.thread import NAME
 from tests.engine.embedding.minilm import minilm
 from tests.engine.embedding.reference import hidden_states, unit
-from tests.fakes import FakeRunner, fake_model
 
 TEXTS = (
     "The cat sits outside.",
@@ -51,10 +49,10 @@ def model(folder: Path) -> Iterator[LoadedEmbedder]:
             def encode(self, texts: object) -> Vectors:
                 return thread.submit(loaded.encoder.encode, texts).result()  # type: ignore[arg-type]
 
-            def close(self, *, thread_ends: bool) -> None: ...
+            def close(self) -> None: ...
 
         yield LoadedEmbedder(loaded.info, loaded.tokenizer, OnThread())
-        thread.submit(loaded.encoder.close, thread_ends=True).result()
+        thread.submit(loaded.encoder.close).result()
 
 
 def test_what_is_loaded(model: LoadedEmbedder) -> None:
@@ -114,8 +112,7 @@ def test_it_means_something(model: LoadedEmbedder) -> None:
     assert similarities(vectors[:1], vectors[1:2])[0] == pytest.approx(0.0363, abs=1e-4)
 
 
-async def test_beside_a_generating_engine_on_its_thread(folder: Path) -> None:
-    engine = Engine(fake_model(FakeRunner()))
+async def test_on_an_mlx_thread_of_its_own(folder: Path) -> None:
     threads: set[str] = set()
 
     def load() -> LoadedEmbedder:
@@ -123,9 +120,8 @@ async def test_beside_a_generating_engine_on_its_thread(folder: Path) -> None:
         return load_embedder(folder, "minilm")
 
     embedder = EmbeddingEngine(load)
-    await engine.start()
     try:
-        await embedder.start(beside=engine)
+        await embedder.start()
         tokens = [embedder.tokenizer.encode(text) for text in TEXTS]
         alone = [await embedder.encode([text]) for text in tokens]
         before = embedder.stats().batches
@@ -134,5 +130,5 @@ async def test_beside_a_generating_engine_on_its_thread(folder: Path) -> None:
         assert np.abs(np.concatenate(alone) - np.concatenate(together)).max() < 1e-5
         assert threads == {NAME}
     finally:
-        await engine.stop()
-    assert embedder.draining and not embedder.wedged and not engine.wedged
+        await embedder.stop()
+    assert embedder.draining and not embedder.wedged

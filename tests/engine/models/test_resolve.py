@@ -13,7 +13,7 @@ pytest.importorskip("mlx.core")
 from chairlift.engine.errors import ModelUnavailable
 from chairlift.engine.models import resolve
 from chairlift.engine.models.gguf import convert_gguf
-from chairlift.engine.models.resolve import ModelSource, resolve_model
+from chairlift.engine.models.resolve import ModelSource, present_model, resolve_model
 from tests.engine.models.gguf_files import Llama
 
 
@@ -73,7 +73,7 @@ def test_a_gguf_file_by_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     other = Llama().write(tmp_path / "o.gguf", Kind.Q5_0)
     found = {}
     for on_cpu in (True, False):
-        monkeypatch.setattr(resolve, "_on_cpu", lambda on_cpu=on_cpu: on_cpu)
+        monkeypatch.setattr(resolve, "on_cpu", lambda on_cpu=on_cpu: on_cpu)
         for path in (quantized, other):
             found[on_cpu, path.stem] = resolve_model(str(path), progress=False).folder.name.split("-")[2]
     assert found == {
@@ -133,7 +133,7 @@ def test_hub_refusals_are_one_line_without_a_host(monkeypatch: pytest.MonkeyPatc
         ),
         (GatedRepoError("http://hub.invalid", response=response), "give access on request only"),
         (httpx.ReadTimeout("http://hub.invalid"), r"the download failed \(ReadTimeout\)"),
-        (OSError(28, "No space left on device"), r"the download failed \(OSError\)"),
+        (OSError(28, "No space left on device"), r"the download failed \(No space left on device\)"),
     ):
         monkeypatch.setattr("huggingface_hub.snapshot_download", raising(error))
         with pytest.raises(
@@ -147,3 +147,20 @@ def test_an_unknown_dtype_is_refused(tmp_path: Path) -> None:
     path = Llama().write(tmp_path / "m.gguf")
     with pytest.raises(ModelUnavailable, match="'int3' is no dtype"):
         resolve_model(str(path), dtype="int3")
+
+
+def test_what_is_here_without_fetching_or_converting(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = Llama().write(tmp_path / "one.gguf")
+    assert present_model(str(path), dtype="float32") is None
+    source = resolve_model(str(path), dtype="float32", progress=False)
+    assert present_model(str(path), dtype="float32") == source.folder
+    assert present_model(str(source.folder)) == source.folder
+    assert present_model(None, dtype="float32") is None
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
+    assert present_model("org/no-such-model-here") is None
+    with pytest.raises(ModelUnavailable, match="There is no model folder"):
+        present_model(str(tmp_path / "gone" / "er"))
+    with pytest.raises(ModelUnavailable, match=r"no config\.json"):
+        present_model(str(tmp_path))

@@ -29,6 +29,8 @@ USAGE = Usage(3, 2)
 class Replay:
     """A handle whose events are known."""
 
+    usage: Usage | None = None
+
     def __init__(self, events: Sequence[Event]) -> None:
         self._events = iter(events)
         self.cancelled = False
@@ -125,3 +127,13 @@ def test_a_whole_answer() -> None:
     assert answer.tool_calls == [ToolCall("c0", "f", '{"a": 1}'), ToolCall("c1", "g", "{")]
     assert answer.logprobs == [TokenLogprob(1, -1.0)]
     assert answer.end == end
+
+
+async def test_what_is_counted_where_the_reader_left() -> None:
+    parser = choose_format(FakeTokenizer(template="<think></think>")).parser()
+    handle = Replay([TextDelta((1, 2), "<think>h", (), (7, 1)), TextDelta((3,), "m")])
+    stream = parsed(handle, parser)
+    assert await anext(stream) == ReasoningDelta("h")
+    assert stream.counted() is None
+    handle.usage = Usage(5, 3, 1)
+    assert stream.counted() == (Usage(5, 3, 1), 2)  # the third token was not read

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Sequence
 
@@ -140,6 +141,15 @@ def test_the_draw_is_where_the_share_falls(
     assert (
         close or token == int((running <= share).sum()) or np.abs(running - share).min() < 1e-5 * running[-1]
     )
+
+
+@given(st.integers(0, 2**64 - 1), st.integers(0, 2**33), st.sampled_from([b"token", b"xtc"]))
+def test_a_share_is_a_hash_of_what_names_the_draw(seed: int, count: int, purpose: bytes) -> None:
+    """Anew from its definition: whatever is kept between two draws of a row, a seed's answer stays."""
+    key = row_key(seed)
+    words = b"".join(word.to_bytes(8, "little") for word in (*key, count))
+    digest = hashlib.blake2b(words, digest_size=8, person=purpose).digest()
+    assert uniform(key, count, purpose) == (int.from_bytes(digest, "little") >> 11) / 2**53
 
 
 def test_a_row_without_top_p_keeps_what_rounds_to_nothing_in_any_company() -> None:

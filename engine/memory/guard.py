@@ -1,0 +1,213 @@
+"""One engine's part of the budget: what it reserves when its model is there, and what it does about what is
+measured. On the event loop; nothing here touches the device but through `Device`."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from statistics import median
+
+from chairlift.engine.config import EngineConfig
+from chairlift.engine.errors import ModelUnavailable
+from chairlift.engine.memory.budget import Account, Budget, Kind, Reservation
+from chairlift.engine.memory.rows import RowMemory
+from chairlift.engine.memory.vocabulary import Device, MemoryStats
+from chairlift.engine.plan import LoadedModel, ModelInfo, RunnerStats
+from chairlift.engine.prefix.index import PrefixIndex
+
+log = logging.getLogger(__name__)
+
+SPARE = 1.25
+"""A step's arrays may take so many times what was measured."""
+ROW_LOGITS = 16
+"""Bytes of a drawing row and token of the vocabulary: logits, what sampling makes of them."""
+COPIES = 128 * 2**20
+"""Bytes of cohorts that are there twice while they are rebuilt (`chairlift.cache.batch.COPY_BYTES`)."""
+LEAST_CACHE = 64 * 2**20
+"""Bytes of freed buffers that MLX may keep at least."""
+BUFFERS_SHARE = 0.8
+"""Of the buffers that the device allows, whatever their bytes; beyond it kept pages go."""
+READINGS = 15
+"""Of the process's memory, whose median counts."""
+STEADY = 16 * 2**20
+"""Bytes by which that may change without anything being done about it."""
+LEARNED_SHARE = 0.5
+"""Of what is left to requests, that the headroom may take on top of what was measured at load."""
+
+
+def count_process(budget: Budget, device: Device, weight_bytes: int) -> Reservation | None:
+    """What the process itself takes; None where the device has memory of its own. Counted once a budget.
+
+    Args:
+        weight_bytes: of the model that has just been loaded, which is counted as such.
+    """
+    if not device.shared:
+        return None
+    for each in budget.reservations:
+        if each.kind is Kind.PROCESS:
+            return each
+    held = budget.hold(Kind.PROCESS)
+    held.claim(max(0, device.footprint() - weight_bytes))
+    return held
+
+
+@dataclass(slots=True)
+class MemoryGuard:
+    """
+    Attributes:
+        rows: for the scheduler.
+        cache: bytes of freed buffers that MLX may keep.
+    """
+
+    rows: RowMemory = field(default_factory=RowMemory)
+    budget: Budget | None = None
+    device: Device | None = None
+    cache: int = LEAST_CACHE
+    reactions: int = 0
+    _account: Account | None = None
+    _weights: Reservation | None = None
+    _headroom: Reservation | None = None
+    _process: Reservation | None = None
+    _index: PrefixIndex | None = None
+    _seen: RunnerStats | None = None
+    _tidied: bool = False
+    _footprint: int = 0
+    _readings: deque[int] = field(default_factory=lambda: deque(maxlen=READINGS))
+
+    @classmethod
+    def of(
+        cls,
+        loaded: LoadedModel,
+        config: EngineConfig,
+        index: PrefixIndex | None,
+        *,
+        budget: Budget | None,
+        weights: Reservation | None,
+        wake: Callable[[], None],
+    ) -> MemoryGuard:
+        """For a model that has been loaded.
+
+        Args:
+            budget: shared with other engines; None makes one of the configured limit.
+            weights: what was reserved for the load.
+            wake: has the engine look whether there is something to plan.
+
+        Raises:
+            ModelUnavailable: the model leaves no room for a request.
+        """
+        sizes, device, info = loaded.states, loaded.device, loaded.info
+        if sizes is None or device is None:
+            return cls()
+        if budget is None:
+            limit = config.memory_limit_bytes
+            total = device.usable() if limit is None else limit
+            if not total:
+                return cls(RowMemory(sizes), device=device, _index=index)
+            budget = Budget(total)
+        guard = cls(budget=budget, device=device, _index=index)
+        guard._reserve(info, config.max_num_seqs, weights)
+        account = budget.account(info.name, lambda size: guard._shrink(size, wake), wake)
+        guard._account = account
+        sizes = replace(sizes, chunk=config.max_num_batched_tokens or info.step_tokens)
+        guard.rows = RowMemory(sizes, account, index)
+        if account.room < sizes.alone(1, 1):
+            steps = guard._headroom.size if guard._headroom is not None else 0
+            guard.close()
+            raise ModelUnavailable(
+                f"{info.name} does not fit into {budget.total / 1e9:.2f} GB of memory (--memory-limit): "
+                f"its weights take {info.weight_bytes / 1e9:.2f} GB, steps {steps / 1e9:.2f} GB, "
+                f"and the process {budget.used(Kind.PROCESS) / 1e9:.2f} GB."
+            )
+        return guard
+
+    def bound(self) -> None:
+        """Hold MLX to the budget. On the MLX thread."""
+        if self.device is not None and self.budget is not None:
+            self.budget.cache = max(self.budget.cache, self.cache)
+            self.device.bound(self.budget.total, self.budget.cache)
+
+    def _reserve(self, info: ModelInfo, rows: int, weights: Reservation | None) -> None:
+        assert self.budget is not None and self.device is not None
+        step = int(SPARE * info.activation_bytes) + ROW_LOGITS * rows * info.vocab_size
+        self.cache = max(LEAST_CACHE, step)
+        self._weights = weights if weights is not None else self.budget.hold(Kind.WEIGHTS, info.name)
+        self._weights.claim(info.weight_bytes)
+        self._headroom = self.budget.hold(Kind.HEADROOM, info.name)
+        self._headroom.claim(step + self.cache + COPIES)
+        self._process = count_process(self.budget, self.device, info.weight_bytes)
+
+    def _shrink(self, size: int, wake: Callable[[], None]) -> int:
+        freed = self.rows.shrink(size)
+        if freed:
+            wake()
+        return freed
+
+    def observe(self, stats: RunnerStats) -> None:
+        """What is in use, as measured between two steps; each reading counts once. What nobody projected is
+        taken from what requests may have, so that pages go and rows give their states up as they always
+        would."""
+        if stats is self._seen:
+            return
+        self._seen = stats
+        if self.device is None or self.budget is None:
+            return
+        footprint = self.device.footprint()
+        if self._process is not None and footprint:
+            self._footprint = footprint
+            # The two are not read at one moment, and steps go on: what lasts is what counts.
+            self._readings.append(max(0, footprint - stats.active_bytes - stats.cache_bytes))
+            process = int(median(self._readings))
+            if abs(process - self._process.size) > STEADY and len(self._readings) == READINGS:
+                if process > self._process.size and not self._tidied:
+                    # It may be no more than what the allocator has not given back.
+                    self.device.tidy()
+                    self._readings.clear()
+                    self._tidied = True
+                    return
+                self._process.claim(process)
+                self._tidied = False
+        self._learn(stats)
+        many = stats.buffers_limit and stats.buffers > BUFFERS_SHARE * stats.buffers_limit
+        if self._index is not None and many:
+            self.reactions += 1
+            self._index.bound(self._index.used // 2)
+
+    def _learn(self, stats: RunnerStats) -> None:
+        """A step that took more than the headroom is remembered."""
+        assert self.budget is not None
+        held = self._headroom
+        if held is None or len(self.budget.accounts) != 1:
+            return  # whose step it was is not known
+        projected = self.budget.used(Kind.WEIGHTS) + self.rows.height + stats.prefix_bytes
+        over = stats.recent_peak_bytes - projected - (held.size - self.cache)
+        if over > 0:
+            most = max(0, int(LEARNED_SHARE * self.budget.for_requests))
+            self.reactions += 1
+            held.claim(held.size + min(over, most))
+            log.info("steps took %d bytes more than was set apart for them", over)
+
+    def stats(self) -> MemoryStats:
+        counts, budget = self.rows.counts, self.budget
+        return MemoryStats(
+            limit=budget.total if budget is not None else 0,
+            process=budget.used(Kind.PROCESS) if budget is not None else 0,
+            weights=budget.used(Kind.WEIGHTS) if budget is not None else 0,
+            headroom=budget.used(Kind.HEADROOM) if budget is not None else 0,
+            rows=self.rows.used,
+            prefix=self._index.used if self._index is not None else 0,
+            footprint=self._footprint,
+            preemptions=counts.preemptions,
+            waits=counts.waits,
+            settled=counts.settled,
+            reactions=self.reactions,
+        )
+
+    def close(self) -> None:
+        """The model is gone. Idempotent."""
+        for reservation in (self._weights, self._headroom):
+            if reservation is not None:
+                reservation.release()
+        if self._account is not None:
+            self._account.close()

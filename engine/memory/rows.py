@@ -1,0 +1,329 @@
+"""Which rows may hold states, so that all together stay within the budget. Pure.
+
+Kept pages go first. Then rows wait in the queue. Then the youngest rows give their states up: they keep their
+tokens, and go on later from these. What makes this end:
+- the oldest row never gives its state up while another has one;
+- a row that gave its state up comes back before any row that never had one;
+- a row that has waited long enough is passed by no younger one (`MAX_OVERTAKEN`);
+- a row is admitted with room to spare, more each time it had to give up, so that rows do not take turns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+from chairlift.engine.errors import MemoryExceeded
+from chairlift.engine.memory.budget import Account
+from chairlift.engine.memory.states import Holding, RowStates, StateSizes
+from chairlift.engine.prefix.index import PrefixIndex
+from chairlift.engine.request import Request
+from chairlift.engine.row import Row, RowState
+
+SLICE = 64
+"""Tokens that every row is to have room for when another is admitted; twice as many each time that one had to
+give its state up."""
+MOST_DOUBLINGS = 5
+MOST_REFUSED = 4
+"""Rows that are looked at behind one that has to wait for memory, in one plan."""
+MAX_OVERTAKEN = 8
+"""A row that so many younger ones have passed in the queue goes next, whatever its priority."""
+
+
+@dataclass(slots=True)
+class MemoryCounts:
+    """
+    Attributes:
+        preemptions: times that a row gave its state up.
+        waits: rows that had a seat and no memory, each counted once for each time in the queue.
+        settled: steps that waited for the one before to be computed, since both did not fit.
+    """
+
+    preemptions: int = 0
+    waits: int = 0
+    settled: int = 0
+
+
+class RowMemory:
+    """
+    Args:
+        sizes: what states take; None: not known, and nothing is bounded.
+        account: of the budget; None: nothing is bounded.
+        pages: what is kept of rows for later ones.
+    """
+
+    def __init__(
+        self,
+        sizes: StateSizes | None = None,
+        account: Account | None = None,
+        pages: PrefixIndex | None = None,
+    ) -> None:
+        self.sizes = sizes
+        self.counts = MemoryCounts()
+        self._account = account
+        self._pages = pages
+        self._most_pages = pages.limit if pages is not None else 0
+        self._states = RowStates(sizes or StateSizes(0))
+        self._needs: dict[int, int] = {}  # by arrival: bytes of a row alone
+        self._waited: set[int] = set()
+        self._blocked_at: int | None = None
+        self._trial = self._states
+        """States after the coming plan, as far as it is made."""
+        self._twice = 0  # bytes that its step copies
+        self._need = 0  # most bytes of it, until all that prefill have joined
+        self._live: list[Row] = []
+        self._ending: set[int] = set()  # rows whose last draw is launched
+        self._line: list[Row] = []
+        self._refused: list[Row] = []
+        self._told = self._height = 0  # bytes of rows, as the account has them, and the most there were
+
+    @property
+    def blocked(self) -> bool:
+        """Rows wait for memory that is not this engine's to free, and none has come free since they were
+        looked at."""
+        return self._account is not None and self._blocked_at == self._account.changes
+
+    @property
+    def used(self) -> int:
+        """Bytes of rows' states, as projected for the last plan."""
+        return self._told
+
+    @property
+    def height(self) -> int:
+        """Most bytes of rows' states, as projected, since this was last asked."""
+        height, self._height = self._height, self._told
+        return max(height, self._told)
+
+    @property
+    def states(self) -> RowStates:
+        """As the runner has them once the last plan is launched."""
+        return self._states
+
+    # Requests
+
+    def limit(self, request: Request, room: int) -> int:
+        """Tokens of the answer: what is asked for, within `room`, the rest of the context; where nothing is,
+        as many as memory holds.
+
+        Raises:
+            MemoryExceeded: the prompt, or the prompt with an answer of the length asked for, could not be
+                held even alone.
+        """
+        asked = request.sampling.max_tokens
+        answer = room if asked is None else min(asked, room)
+        if self.sizes is None or self._account is None:
+            return answer
+        prompt = len(request.prompt_token_ids)
+        free = max(0, self._account.most - _extra(self.sizes, request))
+        fits = self.sizes.most_alone(prompt, free, prompt + answer - 1) - prompt + 1
+        if fits < 1 or (asked is not None and fits < answer):
+            raise MemoryExceeded(
+                "prompt" if fits < 1 else "max_tokens",
+                needed=self.sizes.alone(prompt, prompt + answer - 1) + _extra(self.sizes, request),
+                available=self._account.most,
+                prompt=prompt,
+                answer=answer,
+                most=prompt + fits if fits >= 1 else self.sizes.longest_prompt(free, prompt) + 1,
+            )
+        return fits
+
+    def accept(self, row: Row) -> None:
+        """The request is queued: it is to stay possible."""
+        if self.sizes is not None and self._account is not None:
+            prompt = len(row.request.prompt_token_ids)
+            need = self.sizes.alone(prompt, prompt + row.limit - 1) + _extra(self.sizes, row.request)
+            self._needs[row.arrival] = need
+            self._account.least = max(self._account.least, need)
+
+    def end(self, row: Row) -> None:
+        self._waited.discard(row.arrival)
+        need = self._needs.pop(row.arrival, 0)
+        if self._account is not None and need >= self._account.least:
+            self._account.least = max(self._needs.values(), default=0)
+
+    # A plan, in the order in which it is made
+
+    def over(self, decode: Sequence[Row], prefilling: Sequence[Row], ending: Iterable[Row]) -> list[Row]:
+        """Rows that have to give their states up before the next step; youngest first.
+
+        Args:
+            decode: rows that are to feed a token.
+            prefilling: rows whose prompt is not all launched.
+            ending: rows whose last draw is launched: their states go whatever is decided.
+        """
+        self._line, self._refused, self._blocked_at = [], [], None
+        if self._account is None:
+            return []
+        self._ending = {row.id for row in ending if row.id is not None}
+        rows = sorted((*decode, *prefilling), key=lambda row: row.arrival)
+        victims: list[Row] = []
+        while not self._fit(rows):
+            others = self._account.others > 0
+            if not rows or (len(rows) == 1 and not others):
+                break  # it goes on, whatever: nobody else could make room
+            victims.append(rows.pop())
+        self._live = rows
+        self.counts.preemptions += len(victims)
+        return victims
+
+    def _fit(self, rows: list[Row]) -> bool:
+        """Whether these rows' states fit, after a step of them and joined; the trial is of these."""
+        assert self._account is not None
+        decode = [row.id for row in rows if row.id is not None and row.state is RowState.RUNNING]
+        ids = {*self._ending, *(row.id for row in rows)}
+        if self._states.quiet(decode):
+            self._trial, self._twice, self._need = self._states, 0, self._states.nbytes
+            return self._need <= self._room(len(rows))
+        trial = self._states.copy()
+        trial.release([id for id in trial.own if id not in ids])
+        twice = trial.step(decode)
+        trial.release([id for id in trial.rows if id not in ids])
+        joined, later = trial.joined(self._ending)
+        self._trial, self._twice = trial, twice
+        self._need = max(trial.nbytes + twice, joined.nbytes + later)
+        return self._need <= self._room(len(rows))
+
+    def _room(self, rows: int) -> int:
+        """Bytes for so many rows. Pages that are kept for good go for the only one."""
+        assert self._account is not None
+        pinned = self._pages.pinned if self._pages is not None and rows > 1 else 0
+        return self._account.room - pinned
+
+    def admits(self, row: Row) -> bool:
+        """Whether a row of the queue may get a state in this plan, beside those that were told yes."""
+        if self._account is None or self.sizes is None:
+            return True
+        if self._passing() or not self._fits_too(row):
+            if len(self._refused) < MOST_REFUSED:
+                self._refuse(row)
+            return False
+        return True
+
+    def _passing(self) -> bool:
+        """Nobody may pass those who wait for memory."""
+        if len(self._refused) >= MOST_REFUSED:
+            return True
+        return any(row.preempted or row.overtaken >= MAX_OVERTAKEN for row in self._refused)
+
+    def _refuse(self, row: Row) -> None:
+        self._refused.append(row)
+        if row.arrival not in self._waited:
+            self._waited.add(row.arrival)
+            self.counts.waits += 1
+
+    def _fits_too(self, row: Row) -> bool:
+        assert self._account is not None and self.sizes is not None
+        alone = not self._live and not self._line and not self._ending
+        older = self._account.yields
+        if older is not None and older < row.timing.queued:
+            return False
+        trial = self._trial.copy()
+        trial.admit(_name(row), holding(self.sizes, row))
+        joined, twice = trial.joined(self._ending)
+        need = max(trial.nbytes + self._twice, joined.nbytes + twice)
+        if alone:
+            # It was accepted because it fits: where nobody else holds anything, it begins.
+            if need > self._account.room and self._account.others:
+                return False
+        else:
+            rows = [*self._live, *self._line, row]
+            spare = {_name(each): _spare(each) for each in rows}
+            if need + joined.slack(spare) > self._room(len(rows)):
+                return False
+        self._trial, self._need = trial, need
+        self._line.append(row)
+        self._waited.discard(row.arrival)
+        return True
+
+    def reserve(self) -> None:
+        """The rows are chosen: kept pages that are in their way go, before the plan is put together."""
+        if self._account is None:
+            return
+        self._told = self._need
+        self._height = max(self._height, self._told)
+        self._account.pages = self._pages.used if self._pages is not None else 0
+        self._account.use(self._told)
+        # The claim of who is next here, and of nobody behind: else two engines could wait for one another.
+        self._account.wait(self._refused[0].timing.queued if self._refused else None)
+        if self._refused and not self._live and not self._line and not self._ending:
+            self._blocked_at = self._account.changes
+        if self._pages is not None:
+            left = max(0, self._account.room - self._told - self._account.others_pages)
+            alone = len(self._live) + len(self._line) <= 1
+            self._pages.bound(min(self._most_pages, left), pinned=alone)
+
+    def launched(
+        self, admitted: Sequence[Row], decode: Sequence[int], ending: Sequence[int], live: Collection[int]
+    ) -> bool:
+        """The plan is made. Whether it has to wait until the step before is computed: what that one still
+        holds and what this one takes do not fit together.
+
+        Args:
+            admitted: rows that get states.
+            decode: rows that feed a token.
+            ending: rows whose prompt ends.
+            live: rows that have states.
+        """
+        if self._account is None or self.sizes is None:
+            return False
+        states, pages_before = self._states, self._account.pages
+        self._account.pages = self._pages.used if self._pages is not None else 0
+        pages = max(pages_before, self._account.pages)
+        most = states.nbytes + self._told + pages  # as if nothing of the step before were kept
+        before = states.parts() if most > self._account.room else None
+        states.release([id for id in states.own if id not in live])
+        for row in admitted:
+            assert row.id is not None
+            states.admit(row.id, holding(self.sizes, row))
+        twice = states.step(decode, ending)
+        states.release([id for id in states.rows if id not in live])
+        if before is None:
+            return False
+        after = states.parts()
+        height = sum(max(before.get(key, 0), after.get(key, 0)) for key in before.keys() | after.keys())
+        if height + twice + pages <= self._account.room:
+            return False
+        self.counts.settled += 1
+        return True
+
+    def shrink(self, size: int) -> int:
+        """Have so many bytes of kept pages go, or what there is; says how many went."""
+        if self._pages is None:
+            return 0
+        before = self._pages.used
+        self._pages.bound(max(0, before - size), pinned=False)
+        return before - self._pages.used
+
+    def room_for(self, row: Row) -> int:
+        """Tokens that a row's own caches are to have room for from the beginning; 0: as they grow."""
+        if self.sizes is None or not self.sizes.shared:
+            return 0
+        return self._states.room_for(holding(self.sizes, row))
+
+
+def holding(sizes: StateSizes, row: Row) -> Holding:
+    """What a row's state is when it is admitted now."""
+    tokens = len(row.request.prompt_token_ids) + row.drawn
+    sampling = row.request.sampling
+    apart = row.request.media is not None or sampling.prompt_logprobs is not None
+    return Holding(tokens, _extra(sizes, row.request), apart)
+
+
+def _extra(sizes: StateSizes, request: Request) -> int:
+    """Bytes of a row beside its caches."""
+    extra = sizes.counting_bytes if request.sampling.counts_tokens else 0
+    if (media := request.media) is not None:
+        extra += len(media.tokens) * sizes.image_bytes
+        extra += sum(int(getattr(array, "nbytes", 0)) for array in media.inputs.values())
+    return extra
+
+
+def _name(row: Row) -> int:
+    """Of a row in a trial: its own, or one that no row has."""
+    return row.id if row.id is not None else -1 - row.arrival
+
+
+def _spare(row: Row) -> int:
+    """Tokens that a row is to have room for when another is admitted."""
+    left = row.limit - row.launched
+    return min(left, SLICE << min(row.preempted, MOST_DOUBLINGS))
