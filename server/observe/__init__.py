@@ -1,0 +1,1 @@
+"""What operators see of requests: a line in the log, counts, traces."""
