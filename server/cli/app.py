@@ -14,8 +14,9 @@ import typer
 from typer.exceptions import TyperException
 
 from chairlift.engine.errors import EngineError
-from chairlift.server.cli import bench, doctor, generate, importing, serve, warm
-from chairlift.server.cli.complaint import complain
+from chairlift.server.cli import bench, config, doctor, generate, importing, serve, service, warm
+from chairlift.server.complaint import complain
+from chairlift.server.configuration.flags import configured
 
 INTERRUPTED = 130
 
@@ -27,12 +28,14 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("serve")(serve.serve)
+app.command("serve")(configured(serve.serve))
+app.command("config")(configured(config.config))
 app.command("import")(importing.import_model)
 app.command("generate")(generate.generate)
 app.command("bench")(bench.bench)
 app.command("warm")(warm.warm)
-app.command("doctor")(doctor.doctor)
+app.command("doctor")(configured(doctor.doctor, doctor.JSON, doctor.VERBOSE))
+app.add_typer(service.app, name="service")
 
 
 def _print_version(wanted: bool) -> None:

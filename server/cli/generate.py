@@ -13,7 +13,8 @@ import typer
 from chairlift.engine.engine import Engine, EngineConfig
 from chairlift.engine.events import Failed, Finished, TextDelta
 from chairlift.engine.request import Request, SamplingParams
-from chairlift.server.cli.serve import FloatType, LogLevel, set_up_logging
+from chairlift.server.configuration.types import FloatType, LogFormat, LogLevel
+from chairlift.server.observe.logs import set_up_logging
 
 
 def generate(
@@ -37,7 +38,7 @@ def generate(
     ] = None,
 ) -> None:
     """Answer one prompt, streamed, without a server. Uses the chat template if the model has one."""
-    set_up_logging(LogLevel.ERROR)
+    set_up_logging(LogLevel.ERROR, LogFormat.PRETTY)
     sampling = SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=seed)
     text = sys.stdin.read() if prompt == "-" else prompt
     asyncio.run(_answer(text, model, dtype, chat, sampling))

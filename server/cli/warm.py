@@ -10,6 +10,8 @@ import httpx
 import typer
 from typer.exceptions import TyperException
 
+from chairlift.server.security.keys import KeyFault, parse_key
+
 
 def warm(
     file: Annotated[
@@ -25,14 +27,24 @@ def warm(
     cache_salt: Annotated[
         str | None, typer.Option(help="As the requests have it.", show_default=False)
     ] = None,
+    admin_key: Annotated[
+        str | None,
+        typer.Option(
+            envvar="CHAIRLIFT_ADMIN_KEY",
+            show_envvar=False,
+            help="An admin's key, where the server has keys; also CHAIRLIFT_ADMIN_KEY.",
+            show_default=False,
+        ),
+    ] = None,
     timeout: Annotated[float, typer.Option(help="Seconds that it may take.")] = 3600.0,
 ) -> int:
     """Have a running server compute a system prompt and keep it, so that requests begin behind it."""
     body = _body(file)
     if cache_salt is not None:
         body["cache_salt"] = cache_salt
+    headers = {} if admin_key is None else {"Authorization": f"Bearer {_bare(admin_key)}"}
     try:
-        answer = httpx.post(f"{url.rstrip('/')}/v1/cache/warm", json=body, timeout=timeout)
+        answer = httpx.post(f"{url.rstrip('/')}/v1/cache/warm", json=body, headers=headers, timeout=timeout)
         told = answer.json()
     except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
         raise TyperException(f"{url} does not answer as a Chairlift server: {error}") from None
@@ -41,6 +53,14 @@ def warm(
         raise TyperException(str(refusal.get("message") if isinstance(refusal, dict) else told))
     typer.echo(f"{told['pinned_tokens']} of {told['tokens']} tokens are kept.")
     return 0
+
+
+def _bare(key: str) -> str:
+    """Of what the server takes, the first: `[NAME:]KEY,…`. Raises: TyperException: it is no key."""
+    try:
+        return parse_key(key.partition(",")[0], "--admin-key").secret
+    except KeyFault as fault:
+        raise TyperException(str(fault)) from None
 
 
 def _body(file: Path) -> dict[str, object]:

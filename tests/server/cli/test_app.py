@@ -7,7 +7,6 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
-import typer
 
 from chairlift.engine.config import EngineConfig
 from chairlift.engine.embedding.types import EmbeddingModelInfo
@@ -15,8 +14,12 @@ from chairlift.engine.errors import InvalidParameter, ModelUnavailable
 from chairlift.engine.models.resolve import ModelSource
 from chairlift.engine.plan import ModelInfo, RunnerStats
 from chairlift.server.cli.app import run
-from chairlift.server.cli.serve import announce, count, parse_size, size
-from chairlift.server.serve import EmbeddingServing, ServeOptions, Serving
+from chairlift.server.cli.serve import announce
+from chairlift.server.configuration.types import parse_size
+from chairlift.server.models.model import Use
+from chairlift.server.observe.settings import ObserveSettings
+from chairlift.server.quantities import count, size
+from chairlift.server.served import EmbeddingServing, ModelOptions, ServeOptions, Serving
 from chairlift.server.settings import ParserSettings, ServerSettings
 from tests.engine.models.gguf_files import Llama
 from tests.fakes import FakeRunner, answering, fake_model
@@ -80,7 +83,7 @@ def served(monkeypatch: Patch) -> list[ServeOptions]:
 
 def test_serve_without_options(served: list[ServeOptions]) -> None:
     assert run(["serve"]) == 7
-    assert served == [ServeOptions()]
+    assert served == [ServeOptions(settings=ServerSettings(observe=ObserveSettings(access_log=True)))]
 
 
 def test_serve_passes_every_option_on(served: list[ServeOptions]) -> None:
@@ -102,21 +105,38 @@ def test_serve_passes_every_option_on(served: list[ServeOptions]) -> None:
         "--body-limit": "0.5",
         "--log-level": "debug",
     }
-    assert run(["serve", "--access-log", *(part for option in given.items() for part in option)]) == 7
+    assert (
+        run(
+            [
+                "serve",
+                "--no-access-log",
+                "--log-prompts",
+                *(part for option in given.items() for part in option),
+            ]
+        )
+        == 7
+    )
     assert served == [
         ServeOptions(
-            model="org/name",
-            served_name="up",
-            dtype="bfloat16",
-            max_model_len=99,
-            kv_cache_dtype="int4",
-            chat_template=Path(__file__),
+            models=(
+                ModelOptions(
+                    model="org/name",
+                    name="up",
+                    dtype="bfloat16",
+                    max_model_len=99,
+                    kv_cache_dtype="int4",
+                    chat_template=Path(__file__),
+                    engine=EngineConfig(max_num_seqs=3, max_num_batched_tokens=64, max_waiting=0),
+                ),
+            ),
             host="0.0.0.0",
             port=81,
             drain_timeout=1.5,
-            access_log=True,
-            engine=EngineConfig(max_num_seqs=3, max_num_batched_tokens=64, max_waiting=0),
-            settings=ServerSettings(max_body_bytes=2**19, parsers=ParserSettings("qwen3", "hermes")),
+            settings=ServerSettings(
+                max_body_bytes=2**19,
+                parsers=ParserSettings("qwen3", "hermes"),
+                observe=ObserveSettings(log_prompts=True),
+            ),
         )
     ]
 
@@ -132,8 +152,7 @@ def test_serve_passes_an_embedding_model_on(monkeypatch: Patch) -> None:
     given = ("--embedding-model", "org/e", "--served-embedding-name", "e", "--embedding-pooling", "cls")
     assert run(["serve", *given]) == 0
     (options,) = served
-    assert (options.model, options.embedding_model) == (None, "org/e")
-    assert (options.served_embedding_name, options.embedding_pooling) == ("e", "cls")
+    assert options.models == (ModelOptions(model="org/e", name="e", use=Use.EMBEDDING, pooling="cls"),)
 
 
 def test_serve_says_what_embeds(capsys: Captured) -> None:
@@ -290,10 +309,10 @@ def test_bench_without_a_server_is_one_line(capsys: Captured) -> None:
     ],
 )
 def test_sizes_are_read_as_people_write_them(text: str, expected: int | None) -> None:
-    assert parse_size(text, "--option") == expected
+    assert parse_size(text) == expected
 
 
 @pytest.mark.parametrize("text", ["", "lots", "8XB", "-1GB", "1e9", "GB"])
 def test_what_is_no_size_is_refused(text: str) -> None:
-    with pytest.raises(typer.BadParameter, match="no size such as"):
-        parse_size(text, "--option")
+    with pytest.raises(ValueError, match="no size such as"):
+        parse_size(text)

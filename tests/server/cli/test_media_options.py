@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from chairlift.server.cli.app import run
-from chairlift.server.serve import ServeOptions
-from chairlift.server.settings import MediaSettings, ServerSettings
+from chairlift.server.served import ServeOptions
+from chairlift.server.settings import MediaSettings
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def test_serve_opens_where_images_may_come_from(served: list[ServeOptions], tmp_
     media = MediaSettings(
         local_folder=tmp_path, allow_private=True, timeout_s=2.5, max_bytes=2**20, max_total_bytes=2**22
     )
-    assert served == [ServeOptions(settings=ServerSettings(media=media))]
+    assert [options.settings.media for options in served] == [media]
 
 
 def test_a_folder_for_images_must_be_there(

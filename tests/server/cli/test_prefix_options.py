@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from chairlift.server.cli.app import run
-from chairlift.server.serve import ServeOptions
+from chairlift.server.served import ServeOptions
 
 
 @pytest.fixture
@@ -41,7 +41,8 @@ def test_where_prefixes_are_kept(
 ) -> None:
     assert run(["serve", *options]) == 7
     (given,) = served
-    config = given.engine
+    (model,) = given.models
+    config = model.engine
     assert (config.prefix_cache_bytes, config.prefix_cache_disk_bytes, config.prefix_cache_folder) == expected
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from chairlift.server.cli.app import run
-from chairlift.server.serve import ServeOptions
+from chairlift.server.served import ServeOptions
 from chairlift.server.settings import ResponsesSettings
 
 
