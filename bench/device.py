@@ -24,7 +24,7 @@ import shlex
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -44,9 +44,9 @@ from device_paths import (
     ours_filled,
     padded_caches,
 )
+from device_report import device_section
 from device_work import Work, generator_work, joins_work, steady_work, unequal_work
 from machine import package_version, revision
-from results import device_section
 
 from chairlift.engine.models.build import make_runner
 from chairlift.engine.models.warm import warm_up
@@ -278,7 +278,7 @@ def machine(commit: str | None) -> dict[str, Any]:
         "device": name or ("CPU" if mx.default_device() == mx.cpu else "GPU"),
         "memory_bytes": memory_bytes(),
         "versions": f"{versions}, Python {platform.python_version()}",
-        "revision": commit or revision(),
+        "revision": revision(commit),
     }
 
 
@@ -295,7 +295,7 @@ def say(text: str) -> None:
     print(text, flush=True)
 
 
-def parse() -> argparse.Namespace:
+def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--models", nargs="+", choices=list(SHAPES), default=list(SHAPES))
     parser.add_argument(
@@ -311,7 +311,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--revision", help="the commit measured, where git does not know it")
     parser.add_argument("--tiny", action="store_true", help="small shapes, to try the script on a CPU")
     parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT") or "."))
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(argv)
     if arguments.tiny and arguments.batches == [1, 32, 128]:
         arguments.batches = [1, 2, 4]
     return arguments

@@ -25,7 +25,7 @@ class Shape:
         return int(self.config["vocab_size"])
 
 
-def _llama(name: str, **changes: int) -> Shape:
+def llama(name: str, **changes: int) -> Shape:
     config = {
         "model_type": "llama",
         "hidden_size": 4096,
@@ -43,7 +43,7 @@ def _llama(name: str, **changes: int) -> Shape:
     return Shape(name, "mlx_lm.models.llama", config)
 
 
-def _qwen3(name: str, **changes: int) -> Shape:
+def qwen3(name: str, **changes: int) -> Shape:
     config = {
         "model_type": "qwen3",
         "hidden_size": 1024,
@@ -62,7 +62,7 @@ def _qwen3(name: str, **changes: int) -> Shape:
     return Shape(name, "mlx_lm.models.qwen3", config)
 
 
-def _qwen3_5(name: str, **changes: int) -> Shape:
+def qwen3_5(name: str, **changes: int) -> Shape:
     """A hybrid: three gated delta layers to one of full attention."""
     config = {
         "model_type": "qwen3_5",
@@ -87,7 +87,7 @@ def _qwen3_5(name: str, **changes: int) -> Shape:
     return Shape(name, "mlx_lm.models.qwen3_5", config)
 
 
-SHAPES = {shape.name: shape for shape in (_qwen3("qwen3-0.6b"), _llama("llama-8b"), _qwen3_5("qwen3.5-4b"))}
+SHAPES = {shape.name: shape for shape in (qwen3("qwen3-0.6b"), llama("llama-8b"), qwen3_5("qwen3.5-4b"))}
 
 _TINY = {
     "hidden_size": 64,
@@ -106,9 +106,9 @@ _TINY_LINEAR = {
 TINY_SHAPES = {
     shape.name: shape
     for shape in (
-        _qwen3("qwen3-0.6b", **_TINY, head_dim=16),
-        _llama("llama-8b", **_TINY),
-        _qwen3_5("qwen3.5-4b", **_TINY, **_TINY_LINEAR, head_dim=16),
+        qwen3("qwen3-0.6b", **_TINY, head_dim=16),
+        llama("llama-8b", **_TINY),
+        qwen3_5("qwen3.5-4b", **_TINY, **_TINY_LINEAR, head_dim=16),
     )
 }
 """The same families, small enough to try the script itself on a CPU."""

@@ -11,6 +11,7 @@ import asyncio
 import json
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
@@ -60,8 +61,11 @@ async def stream(app: object, body: bytes) -> int:
 
 
 async def run(streams: int, tokens: int) -> tuple[int, float]:
-    metrics = ServerMetrics("fake")
-    engine = Engine(fake_model(FakeRunner()), EngineConfig(streams, 4096, streams), observer=metrics)
+    metrics = ServerMetrics()
+    engine = Engine(
+        fake_model(FakeRunner()), EngineConfig(streams, 4096, streams), observer=metrics.model("fake")
+    )
+    metrics.model("fake").watch(engine)
     await engine.start()
     app = create_app(engine, ServerSettings(), metrics)
     messages = [{"role": "user", "content": "Go on."}]
@@ -73,11 +77,15 @@ async def run(streams: int, tokens: int) -> tuple[int, float]:
     return sum(counts), spent
 
 
-def main() -> int:
+def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--streams", type=int, default=64)
     parser.add_argument("--tokens", type=int, default=500)
-    arguments = parser.parse_args()
+    return parser.parse_args(argv)
+
+
+def main() -> int:
+    arguments = parse()
     chunks, spent = asyncio.run(run(arguments.streams, arguments.tokens))
     print(f"{chunks} chunks in {spent:.2f} s of processor time: {chunks / spent:,.0f} a second")
     return 0

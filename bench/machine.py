@@ -34,6 +34,15 @@ def machine() -> str:
     )
 
 
+def measured_on(commit: str | None, *packages: str) -> str:
+    """What a section of RESULTS.md says of a run in this process: the device, versions and the commit."""
+    import mlx.core as mx  # here, as comparing servers needs none
+
+    device = machine() if mx.default_device() == mx.cpu else str(mx.device_info()["device_name"])
+    versions = ", ".join(f"{name} {package_version(name)}" for name in ("mlx", *packages))
+    return f"{device}, {versions}; chairlift {revision(commit)}."
+
+
 def processor() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
@@ -48,8 +57,8 @@ def processor() -> str:
     return platform.processor() or "unknown processor"
 
 
-def revision() -> str | None:
-    """The commit measured, marked where tracked files differ from it."""
+def revision(given: str | None = None) -> str:
+    """The commit measured, as told or as git knows it, then marked where tracked files differ from it."""
 
     def git(*command: str) -> str:
         folder = Path(__file__).parent
@@ -57,8 +66,10 @@ def revision() -> str | None:
             ["git", *command], cwd=folder, capture_output=True, text=True, check=True
         ).stdout.strip()
 
+    if given:
+        return given
     try:
         commit = git("rev-parse", "--short", "HEAD")
         return commit + (" with changes" if git("status", "--porcelain", "--untracked-files=no") else "")
     except (OSError, subprocess.CalledProcessError):
-        return None
+        return "an unknown revision"
