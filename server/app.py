@@ -1,21 +1,28 @@
-"""The ASGI app over an engine."""
+"""The ASGI app over the models."""
 
 from __future__ import annotations
 
 from importlib.metadata import version
 
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI
 from starlette.responses import Response
 from starlette.types import Scope
 
 from chairlift.engine.embedding.engine import EmbeddingEngine
 from chairlift.engine.engine import Engine
 from chairlift.server import errors
-from chairlift.server.anthropic.errors import error_response, is_anthropic
+from chairlift.server.anthropic.errors import refusal_of
 from chairlift.server.context import Context
-from chairlift.server.embedding_metrics import EmbeddingCollector
+from chairlift.server.entrance import Entrance
 from chairlift.server.metrics import ServerMetrics
+from chairlift.server.metrics.models import ModelsCollector
+from chairlift.server.models.leases import Leases
+from chairlift.server.models.models import Models
+from chairlift.server.observe.install import observe
+from chairlift.server.observe.record import note_error
+from chairlift.server.observe.traces import Tracing
 from chairlift.server.openapi import pages
+from chairlift.server.query import check_query
 from chairlift.server.routes import (
     cache,
     chat,
@@ -23,11 +30,12 @@ from chairlift.server.routes import (
     embeddings,
     health,
     messages,
-    models,
     responses,
     tokenize,
 )
 from chairlift.server.routes import metrics as metrics_route
+from chairlift.server.routes import models as models_route
+from chairlift.server.security.install import install_cors, install_guards
 from chairlift.server.settings import ServerSettings
 
 
@@ -36,11 +44,26 @@ def create_app(
     settings: ServerSettings,
     metrics: ServerMetrics,
     embedder: EmbeddingEngine | None = None,
+    tracing: Tracing | None = None,
 ) -> FastAPI:
-    """Serves `engine` and `embedder`, whose lives are the caller's business: until both are ready, requests
+    """Serves `engine` and `embedder`, whose lives are the caller's business: until they are ready, requests
     get 503. Either may be absent, not both.
 
-    `metrics` should be the engine's observer.
+    `metrics`: its `model` for the served name should be the engine's observer and watch it.
+
+    Raises: KeyFault: the keys cannot be used.
+    """
+    if embedder is not None:
+        metrics.watch_embedder(embedder)
+    return app_of(Models.of(engine, embedder), settings, metrics, tracing)
+
+
+def app_of(
+    models: Models, settings: ServerSettings, metrics: ServerMetrics, tracing: Tracing | None = None
+) -> FastAPI:
+    """Serves `models`, whose start and end are the caller's business.
+
+    Raises: KeyFault: the keys cannot be used.
     """
     app = FastAPI(
         title="Chairlift",
@@ -49,39 +72,24 @@ def create_app(
         redoc_url=None,
         openapi_url=None,
         redirect_slashes=False,
+        dependencies=[Depends(check_query)],
     )
-    app.state.context = Context(engine, settings, metrics, embedder)
-    if engine is not None:
-        metrics.watch(engine)
-    if embedder is not None:
-        metrics.registry.register(EmbeddingCollector(embedder))
+    context = app.state.context = Context(models, settings, metrics)
+    metrics.registry.register(ModelsCollector(models))
+    app.add_middleware(Leases)
+    install_guards(app, context.keys, settings.security, _respond, settings.max_body_bytes)
+    app.add_middleware(Entrance, respond=_respond)
     errors.install(app, _respond)
+    install_cors(app, settings.security)
+    reports = () if tracing is None else (tracing.report,)
+    # Last, so that it is outermost and sees what others refuse.
+    observe(app, metrics, settings.observe, reports)
     surfaces = (chat, completions, responses, messages, embeddings, tokenize)
-    for routes in (models, *surfaces, cache, health, metrics_route, pages):
+    for routes in (models_route, *surfaces, cache, health, metrics_route, pages):
         app.include_router(routes.router)
     return app
 
 
 def _respond(error: errors.APIError, scope: Scope) -> Response:
-    if isinstance(error, errors.ModelNotFound):
-        error = _other_use(error, scope)
-    return (
-        error_response(error, scope) if is_anthropic(scope) else error.response(errors.request_id_of(scope))
-    )
-
-
-def _other_use(error: errors.ModelNotFound, scope: Scope) -> errors.APIError:
-    """What is wrong is not the name, where the embedding model is asked to generate text."""
-    embedder = scope["app"].state.context.embedder
-    if (
-        scope["method"] != "POST"
-        or embedder is None
-        or not embedder.ready
-        or error.name != embedder.info.name
-    ):
-        return error
-    return errors.invalid(
-        f"The model {error.name!r} is served for embeddings or scores; it generates no text.",
-        "model",
-        "unsupported_value",
-    )
+    note_error(error)
+    return refusal_of(error, scope)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from typing import TypeVar
 
+import orjson
 from fastapi import Request
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
@@ -14,23 +16,103 @@ from starlette.requests import ClientDisconnect
 
 from chairlift.server.context import Context, context_of
 from chairlift.server.errors import CLIENT_CLOSED_REQUEST, APIError, invalid, shorten, unsupported
+from chairlift.server.models.model import Use
+from chairlift.server.observe.record import note_body
 from chairlift.server.wire.base import TAG, Wire
 from chairlift.server.wire.parameters import Surface
 
 W = TypeVar("W", bound=Wire)
 
+LONG_BODY = 2**16
+"""Bytes beyond which a body is not looked at on the event loop."""
 
-async def receive(http: Request) -> tuple[Context, bytes]:
-    """What every route with a body begins with: the app's context, once it admits requests, and the body.
+JSON_TYPES = (
+    "",
+    "application/json",
+    "application/octet-stream",
+    "application/x-www-form-urlencoded",
+    "text/json",
+    "text/plain",
+)
+
+
+Check = Callable[[bytes, Context], Awaitable[object]]
+"""What is wrong with a body whoever loads its model, which is not loaded: of the context only the settings
+and the model's defaults are there. What comes of it is not used. Raises: APIError with 4xx."""
+
+
+async def receive(
+    http: Request, use: Use = Use.GENERATION, check: Check | None = None
+) -> tuple[Context, bytes]:
+    """What every route with a body begins with: the context of the model that it names, loaded, and the body.
+
+    Args:
+        use: what the route needs a model for.
+        check: asked before a model is loaded for the request.
 
     Raises:
-        EngineStopped: it admits none.
-        APIError: see `read_body`.
+        EngineStopped: nothing is admitted.
+        APIError: see `check_form`, `read_body`, `model_named`, `check` and `Context.about`.
     """
     context = context_of(http)
     context.admit()
+    check_form(http)
     settings = context.settings
-    return context, await read_body(http, settings.max_body_bytes, settings.body_patience_s)
+    raw = await read_body(http, settings.max_body_bytes, settings.body_patience_s)
+    if len(raw) < LONG_BODY:
+        name = model_named(raw, settings.max_json_depth)
+    else:
+        name = await asyncio.to_thread(model_named, raw, settings.max_json_depth)
+    checking = None if check is None else partial(check, raw)
+    return await context.about(http, name, use, checking), raw
+
+
+def in_a_thread(check: Callable[[bytes, Context], object]) -> Check:
+    async def checking(raw: bytes, context: Context) -> None:
+        await asyncio.to_thread(check, raw, context)
+
+    return checking
+
+
+def model_named(raw: bytes, max_depth: int) -> str | None:
+    """The model that a body asks for; None where it names none, or nothing that could be one.
+
+    Raises: APIError: 400: the body is no JSON."""
+    try:
+        body = orjson.loads(raw)
+    except ValueError:
+        body = read_object(raw, max_depth)  # says what is wrong, or knows better
+    name = body.get("model") if isinstance(body, dict) else None
+    return name if isinstance(name, str) else None
+
+
+LEAST_RATE = 1024
+"""Bytes a second that a body must come at on the average, once the patience with it has passed."""
+
+
+def check_form(request: Request) -> None:
+    """Whether a body may be JSON, as far as its headers tell. `curl -d` says that it sends a form, some say
+    nothing, or `text/plain`: their bodies are read.
+
+    Raises:
+        APIError: 415 for a body that is packed, or is said to be something else.
+    """
+    packed = request.headers.get("content-encoding", "").strip().lower()
+    if packed not in ("", "identity"):
+        raise APIError(
+            415,
+            f"Content-Encoding {shorten(packed)!r} is not supported: send the body as it is.",
+            code="unsupported_encoding",
+            headers={"Accept-Encoding": "identity", "Connection": "close"},
+        )
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind not in JSON_TYPES and not kind.endswith("+json"):
+        raise APIError(
+            415,
+            f"Content-Type {shorten(kind)!r} is not supported: send application/json.",
+            code="unsupported_media_type",
+            headers={"Accept": "application/json", "Connection": "close"},
+        )
 
 
 async def read_body(request: Request, limit: int, patience_s: float) -> bytes:
@@ -38,7 +120,7 @@ async def read_body(request: Request, limit: int, patience_s: float) -> bytes:
 
     Raises:
         APIError: 413 as soon as more than `limit` bytes are announced or have come; 408 when nothing comes
-            for `patience_s` seconds.
+            for `patience_s` seconds, or, after these, less than `LEAST_RATE`.
     """
     announced = request.headers.get("content-length", "")
     if announced.isascii() and announced.isdigit() and int(announced) > limit:
@@ -48,22 +130,25 @@ async def read_body(request: Request, limit: int, patience_s: float) -> bytes:
     now = asyncio.get_running_loop().time
     try:
         async with asyncio.timeout(patience_s) as deadline:
+            started = now()
             async for chunk in request.stream():
-                deadline.reschedule(now() + patience_s)
                 size += len(chunk)
+                deadline.reschedule(patience_s + min(now(), started + size / LEAST_RATE))
                 if size > limit:
                     raise _too_large(limit)
                 chunks.append(chunk)
     except TimeoutError:
         raise APIError(
             408,
-            f"The request body did not go on for {patience_s:g} seconds.",
+            f"The request body did not go on for {patience_s:g} seconds, or comes too slowly.",
             code="request_timeout",
             headers={"Connection": "close"},
         ) from None
     except ClientDisconnect:
         raise APIError(CLIENT_CLOSED_REQUEST, "The client left.") from None
-    return b"".join(chunks)
+    body = b"".join(chunks)
+    note_body(body)
+    return body
 
 
 def _too_large(limit: int) -> APIError:

@@ -1,6 +1,7 @@
 """From the body of a request for vectors or scores to tokens, once: nothing downstream checks again.
 
-Plain functions, fit to run on any thread.
+`read_…` is what takes no model, and is asked before one is loaded, too. Plain functions, fit to run on any
+thread.
 """
 
 from __future__ import annotations
@@ -9,11 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from chairlift.engine.embedding.engine import EmbeddingEngine
-from chairlift.engine.embedding.types import EmbeddingModelInfo, Task, TokenizedText
+from chairlift.engine.embedding.types import Task, TokenizedText
 from chairlift.engine.errors import ContextLengthExceeded
 from chairlift.server.body import parse
 from chairlift.server.context import Context
-from chairlift.server.errors import APIError, invalid, model_not_found, shorten
+from chairlift.server.errors import APIError, invalid
+from chairlift.server.sampling import check_vocabulary
 from chairlift.server.validation import MOST_CHARACTERS
 from chairlift.server.wire.embeddings import (
     EMBEDDINGS,
@@ -48,10 +50,28 @@ class PreparedPairs:
     """How many of `texts` are of the left side; 0: they are pairs."""
 
 
-def prepare_embeddings(raw: bytes, context: Context) -> PreparedEmbeddings:
+def read_embeddings(raw: bytes, context: Context) -> EmbeddingRequest:
     """Raises: APIError with 4xx."""
     wire = parse(raw, EmbeddingRequest, EMBEDDINGS, context.settings.max_json_depth)
-    embedder = _embedder(context, wire.model, "makes no embeddings")
+    if wire.dimensions is not None and wire.dimensions < 1:
+        raise invalid(f"dimensions must be at least 1, not {wire.dimensions}.", "dimensions", "invalid_value")
+    _check_truncation(wire.truncate_prompt_tokens)
+    items = _items(wire)
+    _check_count(len(items), "input")
+    for place, item in items:
+        if isinstance(item, str):
+            _check_text(item, place)
+        elif not item:
+            raise invalid(f"{place} is empty: it must hold at least one token.", place, "invalid_value")
+        else:
+            check_vocabulary(tuple(item), None, place)
+    return wire
+
+
+def prepare_embeddings(raw: bytes, context: Context) -> PreparedEmbeddings:
+    """Raises: APIError with 4xx."""
+    wire = read_embeddings(raw, context)
+    embedder = context.embedder("makes no embeddings")
     info = embedder.info
     if info.task is not Task.EMBED:
         raise invalid(
@@ -59,45 +79,44 @@ def prepare_embeddings(raw: bytes, context: Context) -> PreparedEmbeddings:
             "model",
             "unsupported_value",
         )
-    if wire.dimensions is not None and not 1 <= wire.dimensions <= info.dimensions:
+    if wire.dimensions is not None and wire.dimensions > info.dimensions:
         raise invalid(
             f"dimensions must be from 1 to {info.dimensions}, not {wire.dimensions}.",
             "dimensions",
             "invalid_value",
         )
-    reader = _Reader(
-        embedder, _limit(wire.truncate_prompt_tokens, info), wire.add_special_tokens is not False
+    limit = _limit(wire.truncate_prompt_tokens, embedder)
+    reader = _Reader(embedder, limit, wire.add_special_tokens is not False)
+    texts = tuple(
+        reader.text(item, place) if isinstance(item, str) else reader.tokens(item, place)
+        for place, item in _items(wire)
     )
-    return PreparedEmbeddings(
-        embedder, _inputs(wire, reader), wire.dimensions, wire.encoding_format == "base64"
-    )
+    return PreparedEmbeddings(embedder, texts, wire.dimensions, wire.encoding_format == "base64")
 
 
-def prepare_rerank(raw: bytes, context: Context) -> tuple[RerankRequest, list[str], PreparedPairs]:
-    """The request, the texts of its documents, and the pairs of the query with each.
-
-    Raises: APIError with 4xx.
-    """
+def read_rerank(raw: bytes, context: Context) -> tuple[RerankRequest, Sides]:
+    """The request, its query and the texts of its documents. Raises: APIError with 4xx."""
     wire = parse(raw, RerankRequest, RERANK, context.settings.max_json_depth)
     if wire.top_n is not None and wire.top_n < 0:
         raise invalid(f"top_n must be at least 0, not {wire.top_n}.", "top_n", "invalid_value")
     documents = [item.text if isinstance(item, DocumentText) else item for item in wire.documents]
-    embedder = _embedder(context, wire.model, "ranks nothing")
-    pairs = _pairs(
-        embedder,
-        [wire.query],
-        documents,
-        wire.truncate_prompt_tokens,
-        ("query", None),
-        ("documents", "documents[{}]"),
-    )
-    return wire, documents, pairs
+    sides = Sides([wire.query], documents, ("query", None), ("documents", "documents[{}]"))
+    _check_sides(sides, wire.truncate_prompt_tokens)
+    return wire, sides
 
 
-def prepare_score(raw: bytes, context: Context) -> PreparedPairs:
+def prepare_rerank(raw: bytes, context: Context) -> tuple[RerankRequest, Sequence[str], PreparedPairs]:
+    """The request, the texts of its documents, and the pairs of the query with each.
+
+    Raises: APIError with 4xx.
+    """
+    wire, sides = read_rerank(raw, context)
+    return wire, sides.right, _pairs(context.embedder("ranks nothing"), sides, wire.truncate_prompt_tokens)
+
+
+def read_score(raw: bytes, context: Context) -> tuple[ScoreRequest, Sides]:
     """Raises: APIError with 4xx."""
     wire = parse(raw, ScoreRequest, SCORE, context.settings.max_json_depth)
-    embedder = _embedder(context, wire.model, "scores nothing")
     sides = [wire.text_1, wire.text_2]
     left, right = ([side] if isinstance(side, str) else side for side in sides)
     params = [
@@ -110,38 +129,48 @@ def prepare_score(raw: bytes, context: Context) -> PreparedPairs:
             "text_1",
             "invalid_value",
         )
-    return _pairs(embedder, left, right, wire.truncate_prompt_tokens, params[0], params[1])
+    found = Sides(left, right, params[0], params[1])
+    _check_sides(found, wire.truncate_prompt_tokens)
+    return wire, found
 
 
-def _embedder(context: Context, name: str, what: str) -> EmbeddingEngine:
-    """Raises: APIError: 404 for a model that is not served, 400 for the one that generates text."""
-    embedder, generation = context.embedder, context.generation
-    if embedder is not None and name == embedder.info.name:
-        return embedder
-    if generation is not None and name == generation.info.name:
-        raise invalid(f"The model {shorten(name)!r} generates text; it {what}.", "model", "unsupported_value")
-    raise model_not_found(name)
+def prepare_score(raw: bytes, context: Context) -> PreparedPairs:
+    """Raises: APIError with 4xx."""
+    wire, sides = read_score(raw, context)
+    return _pairs(context.embedder("scores nothing"), sides, wire.truncate_prompt_tokens)
 
 
 Param = tuple[str, str | None]
 """A parameter, and the form of a place in it where it is a list."""
 
 
-def _pairs(
-    embedder: EmbeddingEngine,
-    left: Sequence[str],
-    right: Sequence[str],
-    truncate: int | None,
-    left_param: Param,
-    right_param: Param,
-) -> PreparedPairs:
-    """Pairs of `left`, which may be one text for all, and `right`."""
-    for side, (param, _) in ((left, left_param), (right, right_param)):
+@dataclass(frozen=True, slots=True)
+class Sides:
+    """The texts of pairs. `left` may be one text for all of `right`."""
+
+    left: Sequence[str]
+    right: Sequence[str]
+    left_param: Param
+    right_param: Param
+
+    @property
+    def places(self) -> tuple[list[str], list[str]]:
+        return _places(self.left, self.left_param), _places(self.right, self.right_param)
+
+
+def _check_sides(sides: Sides, truncate: int | None) -> None:
+    for side, (param, _) in ((sides.left, sides.left_param), (sides.right, sides.right_param)):
         _check_count(len(side), param)
-    reader = _Reader(embedder, _limit(truncate, embedder.info), True)
-    left_places, right_places = _places(left, left_param), _places(right, right_param)
-    for text, place in zip((*left, *right), (*left_places, *right_places), strict=True):
+    _check_truncation(truncate)
+    left, right = sides.places
+    for text, place in zip((*sides.left, *sides.right), (*left, *right), strict=True):
         _check_text(text, place)
+
+
+def _pairs(embedder: EmbeddingEngine, sides: Sides, truncate: int | None) -> PreparedPairs:
+    reader = _Reader(embedder, _limit(truncate, embedder), True)
+    left, right = sides.left, sides.right
+    left_places, right_places = sides.places
     if embedder.info.task is Task.SCORE:
         repeated = left if len(left) == len(right) else [left[0]] * len(right)
         return PreparedPairs(
@@ -162,19 +191,29 @@ def _places(texts: Sequence[str], param: Param) -> list[str]:
     return [name if form is None else form.format(index) for index in range(len(texts))]
 
 
-def _limit(truncate: int | None, info: EmbeddingModelInfo) -> int | None:
-    """Tokens to cut to; None: what is longer than the model's context is refused."""
+def _limit(truncate: int | None, embedder: EmbeddingEngine) -> int | None:
+    """Tokens to cut to; None: what is longer than the model's context, or than memory holds, is refused."""
+    info = embedder.info
     if truncate is None:
         return None
     if truncate == -1:
-        return info.context_length
-    if not 1 <= truncate <= info.context_length:
+        return embedder.longest
+    if truncate > info.context_length:
         raise invalid(
             f"truncate_prompt_tokens must be -1 or from 1 to {info.context_length}, not {truncate}.",
             "truncate_prompt_tokens",
             "invalid_value",
         )
     return truncate
+
+
+def _check_truncation(truncate: int | None) -> None:
+    if truncate is not None and truncate < 1 and truncate != -1:
+        raise invalid(
+            f"truncate_prompt_tokens must be -1 or at least 1, not {truncate}.",
+            "truncate_prompt_tokens",
+            "invalid_value",
+        )
 
 
 def _check_count(count: int, param: str) -> None:
@@ -187,21 +226,16 @@ def _check_text(text: str, place: str) -> None:
         raise invalid(f"{place} is an empty string.", place, "invalid_value")
 
 
-def _inputs(wire: EmbeddingRequest, reader: _Reader) -> tuple[TokenizedText, ...]:
+def _items(wire: EmbeddingRequest) -> list[tuple[str, str | list[int]]]:
+    """Texts or tokens, and the place of each."""
     given = wire.input
     several = isinstance(given, list) and not (given and isinstance(given[0], int))
     items: Sequence[object] = given if isinstance(given, list) and several else [given]
-    _check_count(len(items), "input")
-    texts: list[TokenizedText] = []
+    found: list[tuple[str, str | list[int]]] = []
     for index, item in enumerate(items):
-        place = f"input[{index}]" if several else "input"
-        if isinstance(item, str):
-            _check_text(item, place)
-            texts.append(reader.text(item, place))
-        else:
-            assert isinstance(item, list)
-            texts.append(reader.tokens(item, place))
-    return tuple(texts)
+        assert isinstance(item, str | list)
+        found.append((f"input[{index}]" if several else "input", item))
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,13 +255,11 @@ class _Reader:
 
     def tokens(self, token_ids: list[int], place: str) -> TokenizedText:
         """As they are: no special token is added."""
-        if not token_ids:
-            raise invalid(f"{place} is empty: it must hold at least one token.", place, "invalid_value")
         cut = tuple(token_ids[: self.limit])
         self._check_room(len(cut), "tokens", place)
         known = self.embedder.info.vocab_size
         for index, token in enumerate(cut):
-            if not 0 <= token < known:
+            if token >= known:
                 where = f"{place}[{index}]"
                 raise invalid(
                     f"{where} is {token}, which is not a token of this model (0 to {known - 1}).",
@@ -256,9 +288,10 @@ class _Reader:
         return text[: self.limit * MOST_CHARACTERS]
 
     def _check_room(self, size: int, unit: str, place: str) -> None:
-        most = self.embedder.info.context_length
+        most, context = self.embedder.longest, self.embedder.info.context_length
         if size > most:
-            raise _too_long(f"{place} has {size} {unit}; this model takes {most}, no more.", place)
+            who = "this model takes" if most == context else "this server has memory for"
+            raise _too_long(f"{place} has {size} {unit}; {who} {most}, no more.", place)
 
 
 def _too_long(message: str, place: str) -> APIError:

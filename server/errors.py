@@ -83,24 +83,20 @@ def unsupported(param: str, message: str | None = None) -> APIError:
     return invalid(message or f"{param} is not supported.", param, "unsupported_parameter")
 
 
-class ModelNotFound(APIError):
-    """`name`: what the client asked for."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__(
-            404, f"The model {shorten(name)!r} does not exist.", param="model", code="model_not_found"
-        )
-        self.name = name
-
-
 def model_not_found(name: str) -> APIError:
-    return ModelNotFound(name)
+    return APIError(
+        404, f"The model {shorten(name)!r} does not exist.", param="model", code="model_not_found"
+    )
 
 
 def internal_error() -> APIError:
     return APIError(
         500, "The server had an error while answering.", kind="server_error", code="internal_error"
     )
+
+
+AGAIN_SECONDS = "5"
+"""After which a server that loads, or that ends and is started again, may be asked again."""
 
 
 def from_engine(error: EngineError) -> APIError:
@@ -120,7 +116,13 @@ def from_engine(error: EngineError) -> APIError:
             headers={"Retry-After": str(seconds)},
         )
     if isinstance(error, EngineStopped | ModelUnavailable):
-        return APIError(503, error.message, kind="server_error", code="unavailable")
+        return APIError(
+            503,
+            error.message,
+            kind="server_error",
+            code="unavailable",
+            headers={"Retry-After": AGAIN_SECONDS},
+        )
     return APIError(500, error.message, kind="server_error", code="engine_error")
 
 

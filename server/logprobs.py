@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import re
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from types import MappingProxyType
 
 from chairlift.engine.events import TokenLogprob
@@ -26,6 +27,11 @@ class TokenTexts:
         self._anchor = tokenizer.encode("a", add_special_tokens=False)
         self._anchor_text = tokenizer.decode(self._anchor)
         self._texts: dict[int, str] = {}
+
+    @cached_property
+    def special(self) -> frozenset[int]:
+        """Tokens that stand for no text."""
+        return frozenset(self._tokenizer.special_tokens.values())
 
     def __getitem__(self, token_id: int) -> str:
         text = self._texts.get(token_id)
@@ -103,9 +109,12 @@ class TextOffsets:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._at = 0
 
-    def take(self, token_id: int) -> int:
-        """That of the next token."""
+    def take(self, token_id: int, length: int | None = None) -> int:
+        """That of the next token, of which so many characters stand in the text; None: all."""
         at = self._at
+        if length is not None:
+            self._at += length
+            return at
         data = self._texts.utf8(token_id)
         if data is None:  # a part of a character, nobody knows which: counted as its text shows it
             self._at += len(self._texts[token_id])
@@ -123,15 +132,59 @@ def completion_logprobs(
     Args:
         offsets: of the choice, which has taken the tokens before these.
     """
-    tops: list[dict[str, float]] = []
-    for token in tokens:
-        top: dict[str, float] = {}
-        for token_id, logprob in (*token.top, (token.token_id, token.logprob)):
-            top.setdefault(texts[token_id], _finite(logprob))
-        tops.append(top)
     return {
         "tokens": [texts[token.token_id] for token in tokens],
         "token_logprobs": [_finite(token.logprob) for token in tokens],
-        "top_logprobs": tops,
+        "top_logprobs": [_top(token, texts) for token in tokens],
         "text_offset": [offsets.take(token.token_id) for token in tokens],
     }
+
+
+def _top(token: TokenLogprob, texts: TokenTexts) -> dict[str, float]:
+    top: dict[str, float] = {}
+    for token_id, logprob in (*token.top, (token.token_id, token.logprob)):
+        top.setdefault(texts[token_id], _finite(logprob))
+    return top
+
+
+def echoed_logprobs(
+    text: str,
+    prompt: Sequence[int],
+    scored: Sequence[TokenLogprob],
+    tokens: Sequence[TokenLogprob],
+    texts: TokenTexts,
+    offsets: TextOffsets,
+) -> dict[str, object]:
+    """The older form of a prompt and, behind it, of the first tokens of its answer. Nothing stands before the
+    prompt's first token, so it has null.
+
+    Args:
+        text: the prompt as it is shown.
+        scored: its tokens from the second on.
+    """
+    written = [texts[token] for token in prompt]
+    places: list[int] = []
+    begun = False
+    for token, told in zip(prompt, written, strict=True):
+        length = None
+        if not begun and not text.startswith(told):
+            # What stands before the text: a mark of its beginning, or the space that some put before a word.
+            if token in texts.special:
+                length = 0
+            elif told.startswith(" "):
+                length = len(told) - 1
+        begun = begun or length != 0
+        places.append(offsets.take(token, length))
+    more = completion_logprobs(tokens, texts, offsets)
+    before: dict[str, list[object]] = {
+        "tokens": [*written],
+        "token_logprobs": [None, *(_finite(token.logprob) for token in scored)],
+        "top_logprobs": [None, *(_top(token, texts) for token in scored)],
+        "text_offset": [*places],
+    }
+    return {name: [*values, *_listed(more[name])] for name, values in before.items()}
+
+
+def _listed(value: object) -> list[object]:
+    assert isinstance(value, list)
+    return value

@@ -122,6 +122,7 @@ def render(
         raise invalid(
             "This model has no chat template; use /v1/completions.", "messages", "unsupported_value"
         )
+    _check_reserved(wire)
     _check_variables(wire, tokenizer)
     kwargs = (wire.chat_template_kwargs or {}) if variables is None else variables
     offered = list(tools) or None
@@ -160,16 +161,30 @@ def render(
         ) from None
 
 
-def _check_variables(wire: ChatRequest, tokenizer: Tokenizer) -> None:
-    """Raises: APIError for one that is not the template's, or that it does not read."""
-    for name, value in (wire.chat_template_kwargs or {}).items():
-        param = f"chat_template_kwargs.{shorten(name)}"
+def check_messages(wire: ChatRequest, max_depth: int) -> None:
+    """What `render` would refuse whatever the model. There is a message. Raises: APIError: 400."""
+    _check_reserved(wire)
+    end_of_prompt(wire)
+    for index, message in enumerate(wire.messages):
+        _template_message(message, index, max_depth)
+
+
+def _check_reserved(wire: ChatRequest) -> None:
+    """Raises: APIError for a variable that is not the template's."""
+    for name in wire.chat_template_kwargs or {}:
         if name in RESERVED_TEMPLATE_KWARGS:
+            param = f"chat_template_kwargs.{shorten(name)}"
             raise unsupported(param, f"{param} is reserved.")
+
+
+def _check_variables(wire: ChatRequest, tokenizer: Tokenizer) -> None:
+    """Raises: APIError for one that the template does not read."""
+    for name, value in (wire.chat_template_kwargs or {}).items():
         # One that is false or null asks for nothing: `enable_thinking` goes to models of all kinds.
         if value in (None, False) or not any(tokenizer.chat_templates):
             continue
         if not tokenizer.template_mentions(name):
+            param = f"chat_template_kwargs.{shorten(name)}"
             raise unsupported(param, f"The model's chat template has no variable {shorten(name)}.")
 
 

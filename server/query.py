@@ -1,22 +1,48 @@
-"""A URL's query, read strictly: what is not known is refused by name."""
+"""A URL's query, read strictly: what its endpoint does not know is refused by name, on every route."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
+from types import MappingProxyType
 
 from fastapi import Request
 
 from chairlift.server.errors import APIError, invalid, shorten, unsupported
+from chairlift.server.openapi.operations import OPERATIONS
+
+EVERYWHERE = frozenset({"beta"})
+"""Anthropic's clients say `?beta=true` on any path. It changes nothing."""
+
+
+@cache
+def _known() -> MappingProxyType[tuple[str, str], frozenset[str]]:
+    """Names of the parameters, by method and path."""
+    return MappingProxyType(
+        {
+            (operation.method, operation.path): frozenset(query.name for query in operation.query)
+            for operation in OPERATIONS
+        }
+    )
+
+
+async def check_query(http: Request) -> None:
+    """Asked before every route. Raises: APIError: 400 for a parameter that its description does not have."""
+    if not http.url.query:
+        return
+    method = "get" if http.method == "HEAD" else http.method.lower()
+    path = http.scope["route"].path.replace(":path}", "}")
+    known = _known().get((method, path), frozenset()) | EVERYWHERE
+    for name in http.query_params:
+        if name.removesuffix("[]") not in known:
+            raise unsupported(shorten(name), f"Unknown parameter: {shorten(name)}.")
 
 
 class Query:
-    """Args: names: the parameters there are. Raises: APIError: 400 for another one."""
+    """The values of what `check_query` has let pass."""
 
-    def __init__(self, http: Request, *names: str) -> None:
+    def __init__(self, http: Request) -> None:
         self._values = http.query_params
-        for name in self._values:
-            if name.removesuffix("[]") not in names:
-                raise unsupported(shorten(name), f"Unknown parameter: {shorten(name)}.")
 
     def text(self, name: str) -> str | None:
         return self._values.get(name)

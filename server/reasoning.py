@@ -21,6 +21,30 @@ NEAREST = {"minimal": "low", "xhigh": "high", "max": "high"}
 """Efforts that a template may not know, and those that every template with efforts knows."""
 
 
+def asked_to_think(wire: ChatRequest) -> bool | None:
+    """Whether the model is to think; None where nothing says so.
+
+    Raises: APIError: 400, where two parameters differ.
+    """
+    variables = wire.chat_template_kwargs or {}
+    thinks = wire.enable_thinking
+    if thinks is None:
+        thinks = bool(variables["enable_thinking"]) if "enable_thinking" in variables else None
+    elif variables.get("enable_thinking", thinks) != thinks:
+        raise invalid(
+            "enable_thinking and chat_template_kwargs.enable_thinking differ; send one of them.",
+            "enable_thinking",
+            "invalid_value",
+        )
+    if thinks and wire.reasoning_effort == "none":
+        raise invalid(
+            "reasoning_effort is none, and enable_thinking is true; send one of them.",
+            "reasoning_effort",
+            "invalid_value",
+        )
+    return thinks
+
+
 def template_variables(wire: ChatRequest, tokenizer: Tokenizer, output: OutputFormat) -> dict[str, object]:
     """`chat_template_kwargs`, and what `enable_thinking` and `reasoning_effort` come to.
 
@@ -29,24 +53,9 @@ def template_variables(wire: ChatRequest, tokenizer: Tokenizer, output: OutputFo
     """
     variables = dict(wire.chat_template_kwargs or {})
     switch = next((name for name in SWITCHES if tokenizer.template_mentions(name)), None)
-    thinks = wire.enable_thinking
-    if thinks is not None:
-        if variables.get("enable_thinking", thinks) != thinks:
-            raise invalid(
-                "enable_thinking and chat_template_kwargs.enable_thinking differ; send one of them.",
-                "enable_thinking",
-                "invalid_value",
-            )
-        if switch is None and thinks != output.reasons:
-            raise unsupported("enable_thinking", _cannot("enable_thinking", output))
-    elif "enable_thinking" in variables:
-        thinks = bool(variables["enable_thinking"])
-    if thinks and wire.reasoning_effort == "none":
-        raise invalid(
-            "reasoning_effort is none, and enable_thinking is true; send one of them.",
-            "reasoning_effort",
-            "invalid_value",
-        )
+    thinks = asked_to_think(wire)
+    if wire.enable_thinking is not None and switch is None and thinks != output.reasons:
+        raise unsupported("enable_thinking", _cannot("enable_thinking", output))
     if wire.reasoning_effort is not None and EFFORT not in variables:
         if tokenizer.template_mentions(EFFORT):
             variables[EFFORT], thinks = _effort(wire.reasoning_effort, switch, thinks, tokenizer)

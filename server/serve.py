@@ -4,45 +4,55 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
-import os
+import functools
 import signal
 import socket
+import ssl
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import closing, nullcontext
+from dataclasses import replace
+from functools import partial
 
 import uvicorn
 
 from chairlift.engine.embedding.engine import EmbeddingEngine
-from chairlift.engine.engine import Engine, EngineConfig
+from chairlift.engine.engine import Engine
 from chairlift.engine.errors import EngineError
-from chairlift.server.app import create_app
+from chairlift.engine.memory.budget import Budget
+from chairlift.server.app import app_of
 from chairlift.server.connection import Connection
 from chairlift.server.descriptors import Complaints, raise_limit
+from chairlift.server.lifecycle import Lifecycle
 from chairlift.server.metrics import ServerMetrics
+from chairlift.server.models.faults import as_fault
+from chairlift.server.models.model import Model, Use
+from chairlift.server.models.models import Models
+from chairlift.server.models.roster import State
+from chairlift.server.observe.traces import Tracing, TracingFault, start_tracing
 from chairlift.server.responses.database import StoreFault
-from chairlift.server.served import EmbeddingServing, ServeOptions, Serving
+from chairlift.server.security.keys import KeyFault
+from chairlift.server.security.masking import SecretMask, mask_logs
+from chairlift.server.security.opening import Exposed, open_safely
+from chairlift.server.security.reload import Reload
+from chairlift.server.security.settings import ConnectionLimits
+from chairlift.server.security.tls import TLSFault, make_context
+from chairlift.server.served import EmbeddingServing, ServeOptions, Serving, Standby
 from chairlift.server.settings import ServerSettings
-from chairlift.server.sources import embedding_factory, find_models, generation_factory
-
-__all__ = [
-    "EmbeddingServing",
-    "EngineConfig",
-    "ServeOptions",
-    "ServerSettings",
-    "Serving",
-    "run_server",
-    "serve_engine",
-]
-
-logger = logging.getLogger("chairlift.server")
+from chairlift.server.sources import specs_of, usable_memory
 
 FLUSH_S = 5
 """Seconds that connections get, after the drain, to send what their answers ended with."""
 BACKLOG = 2048
+SWITCH_S = 0.0005
+"""Seconds after which a thread that computes hands Python's lock over. The event loop and the MLX threads
+take turns many times a token, and at Python's own 5 ms each waits for the other (28 tiny layers on a CPU: 22
+tok/s, 26 with this; 8 streams 174 and 187)."""
+CREDENTIALS = ' -H "Authorization: Bearer $CHAIRLIFT_API_KEY"'
+"""In a shell command; the key itself is not printed."""
 
 
-Announce = Callable[[Serving | EmbeddingServing], None]
+Announce = Callable[[Serving | EmbeddingServing | Standby], None]
 Complain = Callable[[str], None]
 
 
@@ -53,40 +63,59 @@ def run_server(options: ServeOptions, announce: Announce, complain: Complain) ->
         announce: called for each model, once all answer.
         complain: called with one line, before an exit code other than 0.
     """
+    observing = options.settings.observe
     try:
+        tracing = start_tracing(observing.otlp_endpoint) if observing.traces else None
+        security = open_safely(options.host, options.port, options.settings.security)
         listener = listen(options.host, options.port)
+    except (TracingFault, Exposed, KeyFault, TLSFault) as fault:
+        complain(str(fault))
+        return 1
     except OSError as error:
         complain(f"Cannot listen on {options.host}:{options.port}: {error.strerror or error}.")
         return 1
-    with listener:
+    with listener, closing(tracing) if tracing is not None else nullcontext():
+        metrics = ServerMetrics()
         try:
             with _stop_signals_interrupt():
-                source, embedding = find_models(options)
+                specs = specs_of(options.models, metrics.model)
+                limit = options.memory_limit_bytes
+                memory = usable_memory() if limit is None else limit
         except KeyboardInterrupt:
             return 0
         except EngineError as error:
             complain(error.message)
             return 1
-        name = source.served_name if source is not None else embedding.served_name if embedding else ""
-        metrics = ServerMetrics(name)
-        engine = embedder = None
-        if source is not None:
-            engine = Engine(generation_factory(options, source), options.engine, observer=metrics)
-        if embedding is not None:
-            embedder = EmbeddingEngine(embedding_factory(options, embedding))
+        models = Models(
+            specs,
+            budget=Budget(memory) if memory else None,
+            load_timeout=options.load_timeout,
+            drain_timeout=options.drain_timeout,
+            max_waiting=max(model.engine.max_waiting for model in options.models),
+            watch=functools.partial(watch, metrics),
+        )
+        sys.setswitchinterval(SWITCH_S)
         return asyncio.run(
-            serve_engine(
-                engine,
+            serve_models(
+                models,
                 listener,
                 announce,
                 complain,
                 metrics=metrics,
-                settings=options.settings,
+                settings=replace(options.settings, security=security),
                 drain_timeout=options.drain_timeout,
-                access_log=options.access_log,
-                embedder=embedder,
+                watchdog_s=options.watchdog_s,
+                tracing=tracing,
             )
         )
+
+
+def watch(metrics: ServerMetrics, model: Model) -> None:
+    """Have the metrics read the engine that a model has now."""
+    if model.use is Use.GENERATION:
+        metrics.model(model.name).watch(model.engine if isinstance(model.engine, Engine) else None)
+    elif isinstance(model.engine, EmbeddingEngine):
+        metrics.watch_embedder(model.engine)
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -95,8 +124,8 @@ def listen(host: str, port: int) -> socket.socket:
     return socket.create_server(address[:2], family=family, backlog=BACKLOG)
 
 
-async def serve_engine(
-    engine: Engine | None,
+async def serve_models(
+    models: Models,
     listener: socket.socket,
     announce: Announce,
     complain: Complain,
@@ -104,18 +133,28 @@ async def serve_engine(
     metrics: ServerMetrics,
     settings: ServerSettings,
     drain_timeout: float,
-    access_log: bool = False,
-    embedder: EmbeddingEngine | None = None,
+    watchdog_s: float = 0.0,
+    tracing: Tracing | None = None,
 ) -> int:
-    """Serve engines that are not started yet, one or both; returns the exit code.
+    """Serve models that are not started yet; returns the exit code.
 
-    Requests are answered from the first moment on: with 503 while the model loads, and again, after the first
-    signal, while running answers finish. A second signal ends the process at once.
+    Requests are answered from the first moment on: with 503 while the models of the start load, and again,
+    after the first signal, while running answers finish. A second signal ends the process at once.
     """
     raise_limit()
     asyncio.get_running_loop().set_exception_handler(Complaints())
-    stop = _install_signals()
-    app = create_app(engine, settings, metrics, embedder)
+    lifecycle = Lifecycle(watchdog_s=watchdog_s, complain=complain)
+    stop = _install_signals(lifecycle)
+    security = settings.security
+    try:
+        app = app_of(models, settings, metrics, tracing)
+        mask = SecretMask()
+        mask.learn(given.secret for given in security.keys.given())
+        mask_logs(mask)
+        tls = (make_context(security.tls), security.tls) if security.tls is not None else None
+    except (KeyFault, TLSFault) as fault:
+        complain(str(fault))
+        return 1
     responses = app.state.context.responses
     try:
         await responses.store.open()
@@ -123,74 +162,72 @@ async def serve_engine(
         await responses.close()
         complain(str(fault))
         return 1
-    server = _Server(_uvicorn_config(app, access_log))
+    asyncio.get_running_loop().add_signal_handler(
+        signal.SIGHUP, Reload(app.state.context.keys, security.keys, tls=tls, mask=mask, hang_up=stop.set)
+    )
+    server = _Server(_uvicorn_config(app, security.connection, tls[0] if tls is not None else None))
     serving = asyncio.create_task(server.serve(sockets=[listener]))
+    url = _url(listener, secure=tls is not None)
+    lifecycle.listening(url)
     stopping = asyncio.create_task(stop.wait())
-    loading = asyncio.create_task(_start(engine, embedder))
+    loading = asyncio.create_task(models.start())
     await asyncio.wait((loading, stopping, serving), return_when=asyncio.FIRST_COMPLETED)
     if not loading.done():
         # A load cannot be interrupted, and nobody waits for an answer yet.
-        _end_process(0 if stopping.done() else 1)
+        lifecycle.end_process(0 if stopping.done() else 1)
     code = 0
     if (error := loading.exception()) is not None:
         code = 1
-        complain(_one_line(error))
+        complain(as_fault(error, "the models").message)
     else:
-        _tell(announce, _url(listener), engine, embedder)
+        for model, why in models.faults:
+            complain(f"{model.name} is not served for now: {why.message}")
+        _tell(announce, url, CREDENTIALS if app.state.context.keys else "", models)
+        lifecycle.ready([model.name for model in models], lambda: _stalled_s(models))
         await asyncio.wait((stopping, serving), return_when=asyncio.FIRST_COMPLETED)
-        await _stop(engine, embedder, drain_timeout)
+        lifecycle.stopping()
+        await models.stop(drain_timeout)
     server.exit()
     await asyncio.wait({serving}, timeout=FLUSH_S)
     server.cut()
     await serving
     stopping.cancel()
     await responses.close()
-    if any(served.wedged for served in (engine, embedder) if served is not None):
+    if models.wedged:
         complain("The model does not come back from a step; it is left behind.")
-        _end_process(1)
+        lifecycle.end_process(1)
+    if models.abandoned:  # its load cannot be interrupted
+        lifecycle.end_process(code)
+    lifecycle.ended()
     return code
 
 
-async def _start(engine: Engine | None, embedder: EmbeddingEngine | None) -> None:
-    """Raises: EngineError: a model could not be loaded; neither is left running."""
-    if engine is not None:
-        await engine.start()
-    if embedder is not None:
-        try:
-            await embedder.start(beside=engine)
-        except EngineError:
-            await _stop(engine, embedder, 0.0)
-            raise
+def _tell(announce: Announce, url: str, credentials: str, models: Models) -> None:
+    for model in models:
+        if not model.ready:
+            continue
+        if isinstance(model.engine, Engine):
+            engine = model.engine
+            chats = engine.tokenizer.has_chat_template
+            announce(Serving(url, engine.info, engine.stats().runner, engine.config, chats, credentials))
+        elif isinstance(model.engine, EmbeddingEngine):
+            announce(EmbeddingServing(url, model.engine.info, credentials))
+    standby = tuple(model.name for model in models if model.state is State.UNLOADED)
+    if standby:
+        announce(Standby(url, standby))
 
 
-async def _stop(engine: Engine | None, embedder: EmbeddingEngine | None, drain_timeout: float) -> None:
-    """An engine stops the embedding engine beside it, whose thread is its own."""
-    if engine is not None:
-        await engine.stop(drain_timeout)
-    elif embedder is not None:
-        await embedder.stop(drain_timeout)
+def _stalled_s(models: Models) -> float:
+    """How long the longest step in progress has taken."""
+    return max((engine.stats().stalled_s for engine in models.engines), default=0.0)
 
 
-def _tell(announce: Announce, url: str, engine: Engine | None, embedder: EmbeddingEngine | None) -> None:
-    if engine is not None:
-        chats = engine.tokenizer.has_chat_template
-        announce(Serving(url, engine.info, engine.stats().runner, engine.config, chats))
-    if embedder is not None:
-        announce(EmbeddingServing(url, embedder.info))
-
-
-def _one_line(error: BaseException) -> str:
-    if isinstance(error, EngineError):
-        return error.message
-    logger.error("loading failed", exc_info=error)
-    return f"The model could not be loaded: {type(error).__name__}: {' '.join(str(error).split())}"
-
-
-def _url(listener: socket.socket) -> str:
+def _url(listener: socket.socket, *, secure: bool) -> str:
     host, port = listener.getsockname()[:2]
     if host in ("0.0.0.0", "::"):
         host = "127.0.0.1" if host == "0.0.0.0" else "::1"
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    scheme = "https" if secure else "http"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 @contextlib.contextmanager
@@ -206,14 +243,14 @@ def _stop_signals_interrupt() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _install_signals() -> asyncio.Event:
+def _install_signals(lifecycle: Lifecycle) -> asyncio.Event:
     """The event is set by the first SIGTERM or SIGINT; the second ends the process."""
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
 
     def on_signal() -> None:
         if stop.is_set():
-            _end_process(0)
+            lifecycle.end_process(0)
         stop.set()
 
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -221,24 +258,21 @@ def _install_signals() -> asyncio.Event:
     return stop
 
 
-def _end_process(code: int) -> None:
-    """Without waiting for the model's thread, which may be in the middle of a step or a load."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
-
-
-def _uvicorn_config(app: object, access_log: bool) -> uvicorn.Config:
+def _uvicorn_config(app: object, limits: ConnectionLimits, tls: ssl.SSLContext | None) -> uvicorn.Config:
     return uvicorn.Config(
         app,  # type: ignore[arg-type]
-        http=Connection,
+        http=partial(Connection, limits=limits),  # type: ignore[arg-type]
+        timeout_keep_alive=limits.idle_s,
+        proxy_headers=bool(limits.proxies),
+        forwarded_allow_ips=list(limits.proxies),
         lifespan="off",
         ws="none",
         log_config=None,
-        access_log=access_log,
+        access_log=False,  # `observe.request_line` has one of its own
         server_header=False,
         backlog=BACKLOG,
         timeout_graceful_shutdown=2 * FLUSH_S,
+        ssl_context_factory=None if tls is None else lambda config, default: tls,
     )
 
 

@@ -5,6 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from chairlift.server.observe.settings import ObserveSettings
+from chairlift.server.security.settings import SecuritySettings
+
+WEDGED_S = 120.0
+"""Seconds in a step after which a server says that it is not well."""
+
 
 @dataclass(frozen=True, slots=True)
 class MediaSettings:
@@ -63,10 +69,12 @@ class ServerSettings:
     """Most prompts in one completion request; each is a request of its own to the engine."""
     max_json_depth: int = 64
     """Deepest nesting of arrays and objects in a body."""
-    wedge_after_s: float = 120.0
+    wedge_after_s: float = WEDGED_S
     """`/health` is 503 when a step has not come back for this long, in seconds."""
     ping_s: float = 15.0
     """Seconds between the comments that keep a silent stream open through proxies."""
     media: MediaSettings = field(default_factory=MediaSettings)
     responses: ResponsesSettings = field(default_factory=ResponsesSettings)
     parsers: ParserSettings = field(default_factory=ParserSettings)
+    security: SecuritySettings = field(default_factory=SecuritySettings)
+    observe: ObserveSettings = field(default_factory=ObserveSettings)

@@ -1,43 +1,108 @@
-"""Where the models that are to be served come from."""
+"""From the models that an operator names to those that can be served."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from chairlift.engine.embedding.engine import EmbeddingConfig, EmbeddingEngine
 from chairlift.engine.embedding.types import LoadedEmbedder
-from chairlift.engine.errors import ModelUnavailable
+from chairlift.engine.engine import Engine, EngineObserver
+from chairlift.engine.memory.budget import Budget, Reservation
 from chairlift.engine.plan import LoadedModel
-from chairlift.server.served import ServeOptions
+from chairlift.server.models.model import Found, ModelSpec, Use
+from chairlift.server.served import ModelOptions
 
 if TYPE_CHECKING:
     from chairlift.engine.models.resolve import ModelSource
 
+Observe = Callable[[str], EngineObserver]
+"""The observer of a model's engine, by its name."""
 
-def find_models(options: ServeOptions) -> tuple[ModelSource | None, ModelSource | None]:
-    """The generating model and the embedding model, of which one may be absent.
+
+def specs_of(options: Sequence[ModelOptions], observe: Observe) -> list[ModelSpec]:
+    """What is to be served. Those that are loaded at the start are found at once, which may take minutes.
 
     Raises:
-        ModelUnavailable: one cannot be had, or both have one name.
+        ModelUnavailable: one cannot be had.
     """
+    specs = [spec_of(each, observe) for each in options]
+    return [replace(spec, found=spec.find()) if spec.at_start else spec for spec in specs]
+
+
+def spec_of(options: ModelOptions, observe: Observe) -> ModelSpec:
+    """Without looking further than this machine. Raises: ModelUnavailable: nothing can be meant by it."""
+    from chairlift.engine.models.described import described
+
+    told = described(options.model, embedding=options.use is Use.EMBEDDING)
+    name = options.name or told.name
+    use = options.use or (None if told.embedding is None else _use(told.embedding))
+    context = told.context_length
+    if context is not None and options.max_model_len is not None:
+        context = min(context, options.max_model_len)
+    return ModelSpec(
+        name,
+        functools.partial(find, options, name, observe),
+        aliases=options.aliases,
+        use=use,
+        context_length=context,
+        at_start=options.at_start,
+        pinned=options.pinned,
+        idle_unload_s=options.idle_unload_s,
+        parsers=options.parsers,
+        defaults=options.defaults,
+        created=int(time.time()),
+    )
+
+
+def _use(embedding: bool) -> Use:
+    return Use.EMBEDDING if embedding else Use.GENERATION
+
+
+def find(options: ModelOptions, name: str, observe: Observe) -> Found:
+    """Have its files here. Blocks. Raises: ModelUnavailable."""
+    from chairlift.engine.models.described import is_embedding_folder, loading_bytes
     from chairlift.engine.models.resolve import resolve_embedding_model, resolve_model
 
-    source = embedding = None
-    if options.model is not None or options.embedding_model is None:
-        source = resolve_model(options.model, served_name=options.served_name, dtype=options.dtype)
-    if options.embedding_model is not None:
-        embedding = resolve_embedding_model(
-            options.embedding_model, served_name=options.served_embedding_name
+    if options.use is Use.EMBEDDING:
+        assert options.model is not None
+        source = resolve_embedding_model(options.model, served_name=name)
+    else:
+        source = resolve_model(options.model, served_name=name, dtype=options.dtype)
+    use = options.use or _use(is_embedding_folder(source.folder))
+    size = loading_bytes(source.folder, options.dtype)
+    if use is Use.EMBEDDING:
+        config = EmbeddingConfig(max_waiting=options.engine.max_waiting)
+
+        def embed(budget: Budget | None, weights: Reservation | None) -> EmbeddingEngine:
+            factory = embedding_factory(options, source)
+            return EmbeddingEngine(factory, config, budget=budget, weights=weights)
+
+        return Found(use, size, embed)
+
+    def make(budget: Budget | None, weights: Reservation | None) -> Engine:
+        return Engine(
+            generation_factory(options, source),
+            options.engine,
+            observer=observe(name),
+            budget=budget,
+            weights=weights,
         )
-    if source is not None and embedding is not None and source.served_name == embedding.served_name:
-        raise ModelUnavailable(
-            f"Both models would be called {source.served_name}; give --served-embedding-name."
-        )
-    return source, embedding
+
+    return Found(use, size, make)
 
 
-def generation_factory(options: ServeOptions, source: ModelSource) -> Callable[[], LoadedModel]:
+def usable_memory() -> int:
+    """Bytes of the device that the process may use; 0: not known."""
+    from chairlift.engine.memory.device import MlxDevice
+
+    return MlxDevice().usable()
+
+
+def generation_factory(options: ModelOptions, source: ModelSource) -> Callable[[], LoadedModel]:
     from chairlift.engine.models.loader import load_model  # imports mlx, which takes seconds
 
     return functools.partial(
@@ -51,7 +116,7 @@ def generation_factory(options: ServeOptions, source: ModelSource) -> Callable[[
     )
 
 
-def embedding_factory(options: ServeOptions, source: ModelSource) -> Callable[[], LoadedEmbedder]:
+def embedding_factory(options: ModelOptions, source: ModelSource) -> Callable[[], LoadedEmbedder]:
     from chairlift.engine.embedding.loader import load_embedder
 
     return functools.partial(
@@ -59,5 +124,5 @@ def embedding_factory(options: ServeOptions, source: ModelSource) -> Callable[[]
         source.folder,
         source.served_name,
         dtype=options.dtype,
-        pooling=options.embedding_pooling,
+        pooling=options.pooling,
     )

@@ -93,6 +93,8 @@ async def whole_response(
     answers = await unless_gone(http, streams, collect(streams))
     if answers is None:
         return Response(status_code=CLIENT_CLOSED_REQUEST)
+    if encoder.heavy:
+        return await asyncio.to_thread(lambda: PayloadResponse(encoder.whole(answers), headers=headers))
     return PayloadResponse(encoder.whole(answers), headers=headers)
 
 
@@ -135,6 +137,9 @@ async def chunks(streams: Sequence[ParsedStream], encoder: Encoder) -> AsyncGene
                 if isinstance(event, OutputEnd):
                     ends[index] = event
                     yield frame(encoder.closing(index, event))
+                elif encoder.heavy:
+                    if (chunk := await asyncio.to_thread(encoder.delta, index, event)) is not None:
+                        yield frame(chunk)
                 elif (chunk := encoder.delta(index, event)) is not None:
                     yield frame(chunk)
         if (last := encoder.usage([ends[index] for index in sorted(ends)])) is not None:

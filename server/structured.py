@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
-from chairlift.engine.constraints import Compiler, Constraint
+from chairlift.engine.constraints import Compiler, Constraint, check
 from chairlift.engine.constraints.pieces import Either, Json, Lark, Literal, Piece, Regex
 from chairlift.engine.errors import InvalidParameter
 from chairlift.engine.output.constrained import answer_piece
@@ -91,6 +91,15 @@ def constraint_of(asked: Asked, compiler: Compiler | None) -> Constraint:
         raise unsupported(param)
     try:
         return compiler.compile(piece, param)
+    except InvalidParameter as error:
+        raise invalid(error.message, param, "invalid_value") from None
+
+
+def check_content(asked: Asked) -> None:
+    """What of it can be refused before there is a model. Raises: APIError: 400, naming the parameter."""
+    param, piece = asked
+    try:
+        check(piece, param)
     except InvalidParameter as error:
         raise invalid(error.message, param, "invalid_value") from None
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from chairlift.server.anthropic.context import CLEARED, clears_inputs
 from chairlift.server.anthropic.signature import sealed_thinking
-from chairlift.server.errors import APIError, invalid, unsupported
+from chairlift.server.errors import APIError, invalid, shorten, unsupported
 from chairlift.server.wire.messages import (
     Block,
     ClearToolUses,
@@ -84,6 +84,8 @@ class Conversation:
         self._turns: list[Turn] = []
         self._exchange = 0
         self._tool_names: dict[str, str] = {}
+        self._unanswered: dict[str, str] = {}
+        """Calls of the last assistant's turn that have no result yet: where they stand, by id."""
 
     def open(self, system: str | Sequence[TextBlock] | None) -> None:
         """What the request says outside of its messages."""
@@ -111,6 +113,11 @@ class Conversation:
             )
         else:
             self._question(blocks, message.role, place)
+
+    def end(self) -> None:
+        """All messages are added. Raises: APIError: 400 where others spoke since a call without a result."""
+        if self._turns and self._turns[-1].role != "assistant":
+            self._check_answered()
 
     def clear(self, keep_thinking: int | None, results: ClearToolUses | None) -> None:
         """Leave out what is old, once all messages are added.
@@ -155,12 +162,12 @@ class Conversation:
     def _clear_results(self, edit: ClearToolUses) -> None:
         results = [turn for turn in self._turns if turn.role == "tool"]
         old = results[: max(len(results) - edit.keep.value, 0)]
-        old = [turn for turn in old if turn.more.get("name") not in (edit.exclude_tools or ())]
+        old = [turn for turn in old if turn.more["name"] not in (edit.exclude_tools or ())]
         self.cleared_results = len(old)
         for turn in old:
             turn.parts = [_text(CLEARED, turn.place)]
         places = {turn.place for turn in old}
-        calls = {turn.more["tool_call_id"] for turn in old if clears_inputs(edit, str(turn.more.get("name")))}
+        calls = {turn.more["tool_call_id"] for turn in old if clears_inputs(edit, str(turn.more["name"]))}
         for turn in self._turns:
             turn.calls = [_without_input(call) if call["id"] in calls else call for call in turn.calls]
             if turn.role == "user":
@@ -173,7 +180,15 @@ class Conversation:
             self._turns.append(Turn(role, place, exchange=self._exchange))
         return self._turns[-1]
 
+    def _check_answered(self) -> None:
+        for id, place in self._unanswered.items():
+            raise invalid(
+                f"{place}: no tool_result follows for the tool_use {shorten(id)!r}.", place, "invalid_value"
+            )
+
     def _answer(self, blocks: Sequence[tuple[Block, str]], place: str) -> None:
+        if self._turns and self._turns[-1].role != "assistant":
+            self._check_answered()
         turn = self._turn("assistant", place)
         for block, where in blocks:
             if isinstance(block, TextBlock):
@@ -183,6 +198,11 @@ class Conversation:
                 if thinking:
                     turn.thinking.append(thinking)
             elif isinstance(block, ToolUseBlock):
+                if block.id in self._unanswered:
+                    raise invalid(
+                        f"{where}.id repeats {shorten(block.id)!r}.", f"{where}.id", "invalid_value"
+                    )
+                self._unanswered[block.id] = where
                 self._tool_names[block.id] = block.name
                 arguments = json.dumps(block.input, ensure_ascii=False)
                 function = {"name": block.name, "arguments": arguments}
@@ -211,6 +231,19 @@ class Conversation:
 
     def _result(self, result: ToolResultBlock, place: str) -> list[Part]:
         """Adds the result's own message, and returns its images."""
+        if self._unanswered.pop(result.tool_use_id, None) is None:
+            where = f"{place}.tool_use_id"
+            known = result.tool_use_id in self._tool_names
+            raise invalid(
+                f"{where}: "
+                + (
+                    f"{shorten(result.tool_use_id)!r} has its result, or is not of the turn before."
+                    if known
+                    else f"no tool_use before it has the id {shorten(result.tool_use_id)!r}."
+                ),
+                where,
+                "invalid_value",
+            )
         content = result.content or ""
         if isinstance(content, str):
             parts = [_text(content, f"{place}.content")]
@@ -222,9 +255,7 @@ class Conversation:
         if result.is_error:
             texts = [_text("Error:", f"{place}.is_error"), *texts]
         turn = Turn("tool", place, texts, more={"tool_call_id": result.tool_use_id}, exchange=self._exchange)
-        name = self._tool_names.get(result.tool_use_id)
-        if name is not None:
-            turn.more["name"] = name
+        turn.more["name"] = self._tool_names[result.tool_use_id]
         self._turns.append(turn)
         return [Part(part.fields, part.place, place) for part in parts if part.fields["type"] != "text"]
 

@@ -52,6 +52,11 @@ def error_frame(error: APIError, request_id: str) -> bytes:
     return frame(envelope(error, request_id), "error")
 
 
+def refusal_of(error: APIError, scope: Scope) -> Response:
+    """In the form of the surface that was asked."""
+    return error_response(error, scope) if is_anthropic(scope) else error.response(request_id_of(scope))
+
+
 def error_response(error: APIError, scope: Scope) -> Response:
     request_id = request_id_of(scope)
     headers = {**(error.headers or {}), "request-id": request_id}

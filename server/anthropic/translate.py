@@ -58,6 +58,7 @@ def translate(wire: CountTokensRequest, clear_results: ClearToolUses | None = No
     conversation.open(wire.system)
     for index, message in enumerate(wire.messages):
         conversation.add(message, f"messages[{index}]")
+    conversation.end()
     conversation.clear(thinking_to_keep(wire), clear_results)
     chat: dict[str, object] = {
         "model": wire.model,

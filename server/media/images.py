@@ -57,9 +57,7 @@ class ImageReader:
         Raises:
             APIError: 400, of the first image at fault, by its place.
         """
-        if len(references) > self._settings.max_images:
-            where = references[self._settings.max_images].param
-            raise _refused(where, f"a request may hold {self._settings.max_images} images at most")
+        self._check_count(references)
         # All of them to the end, so that the same request is always told of the same fault.
         results = await asyncio.gather(*map(self._bytes, references), return_exceptions=True)
         total = 0
@@ -78,6 +76,21 @@ class ImageReader:
             files.append(result)
         return files
 
+    def check(self, references: Sequence[ImageReference]) -> None:
+        """What `read` would refuse without looking any further than the request. Raises: APIError: 400."""
+        self._check_count(references)
+        for reference in references:
+            try:
+                if self._scheme(reference) == "data":
+                    read_data_uri(reference.url.strip(), self._settings.max_bytes)
+            except MediaError as error:
+                raise _refused(reference.param, f"the image {error.message}") from None
+
+    def _check_count(self, references: Sequence[ImageReference]) -> None:
+        if len(references) > self._settings.max_images:
+            where = references[self._settings.max_images].param
+            raise _refused(where, f"a request may hold {self._settings.max_images} images at most")
+
     async def decode(self, references: Sequence[ImageReference], files: Files) -> tuple[ImageInput, ...]:
         """The images in files that were read, in order.
 
@@ -90,18 +103,27 @@ class ImageReader:
     async def _bytes(self, reference: ImageReference) -> tuple[bytes, str | None]:
         """Content and stated type. Raises: MediaError."""
         url, settings = reference.url.strip(), self._settings
-        scheme = url[:12].partition(":")[0].lower() if ":" in url[:12] else ""
+        scheme = self._scheme(reference)
         loop = asyncio.get_running_loop()
         if scheme == "data":
             return await loop.run_in_executor(self._threads, read_data_uri, url, settings.max_bytes)
         if scheme in ("http", "https"):
             fetched = await self._fetcher.fetch(url)
             return fetched.data, fetched.mime
-        if settings.local_folder is not None and scheme in ("", "file"):
-            data = await loop.run_in_executor(
-                self._threads, read_local, url, settings.local_folder, settings.max_bytes
-            )
-            return data, None
+        assert settings.local_folder is not None
+        data = await loop.run_in_executor(
+            self._threads, read_local, url, settings.local_folder, settings.max_bytes
+        )
+        return data, None
+
+    def _scheme(self, reference: ImageReference) -> str:
+        """data, http, https, or, where there is a folder of local media, file or "". Raises: MediaError."""
+        start = reference.url.strip()[:12]
+        scheme = start.partition(":")[0].lower() if ":" in start else ""
+        if scheme in ("data", "http", "https"):
+            return scheme
+        if self._settings.local_folder is not None and scheme in ("", "file"):
+            return scheme
         if scheme == "file":
             raise MediaError("is a local file; the operator may open a folder with --allow-local-media")
         raise MediaError("is at no URL of data:, http: or https:")

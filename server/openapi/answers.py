@@ -157,8 +157,9 @@ class ChatChunk(Out):
 
 class CompletionLogprobs(Out):
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
+    token_logprobs: list[float | None]
+    """Null for the first token of a prompt, as in `top_logprobs`."""
+    top_logprobs: list[dict[str, float] | None]
     text_offset: list[int]
 
 

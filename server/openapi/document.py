@@ -12,10 +12,18 @@ from pydantic.json_schema import JsonSchemaMode, models_json_schema
 
 from chairlift.server.openapi.answers import AnthropicError, Error
 from chairlift.server.openapi.operations import OPERATIONS, Operation
-from chairlift.server.wire.parameters import Surface
+from chairlift.server.security.gate import HEALTH
+from chairlift.server.wire.parameters import COMPLETIONS, Surface
 
 Schema = dict[str, Any]
 _REF = "#/components/schemas/{model}"
+
+SCHEMES: Schema = {
+    "bearer": {"type": "http", "scheme": "bearer"},
+    "x-api-key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+}
+GUARDS = (401, 403, 429)
+"""What keys, names and too many requests are refused with, before an endpoint."""
 
 BOUNDS: dict[str, Schema] = {
     "temperature": {"minimum": 0, "maximum": 2},
@@ -35,6 +43,8 @@ BOUNDS: dict[str, Schema] = {
     "n": {"minimum": 1, "maximum": 128},
 }
 """What is checked behind the wire models, of numbers of the body itself."""
+ECHO_ALONE: dict[str, Schema] = {**BOUNDS, "max_tokens": {"minimum": 0}}
+"""The same of completions, which may echo their prompt and no more."""
 
 
 def openapi(title: str, version: str) -> Schema:
@@ -63,7 +73,8 @@ def openapi(title: str, version: str) -> Schema:
         "openapi": "3.1.0",
         "info": {"title": title, "version": version},
         "paths": paths,
-        "components": {"schemas": schemas},
+        "components": {"schemas": schemas, "securitySchemes": SCHEMES},
+        "security": [{}, *({name: []} for name in SCHEMES)],
     }
     # Two models of one name are told apart by their modules, of which the last word is enough.
     named: Schema = json.loads(re.sub(r"chairlift__\w+?__(\w+?)__(\w+)", _name, json.dumps(document)))
@@ -86,8 +97,9 @@ def _models() -> list[type[BaseModel]]:
 
 def _accepted(schema: Schema, surface: Surface | None) -> Schema:
     """With bounds, and with the parameters that are accepted only at values that ask for nothing."""
+    bounds = ECHO_ALONE if surface is COMPLETIONS else BOUNDS
     properties = {
-        name: _bounded(field, BOUNDS[name]) if name in BOUNDS else field
+        name: _bounded(field, bounds[name]) if name in bounds else field
         for name, field in schema["properties"].items()
     }
     for name, values in (surface.neutral if surface is not None else {}).items():
@@ -115,10 +127,11 @@ def _operation(operation: Operation, names: dict[type[BaseModel], str]) -> Schem
         {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
         for name in re.findall(r"{(\w+)}", operation.path)
     ]
-    parameters += [
-        {"name": query.name, "in": "query", "required": False, "schema": query.schema}
-        for query in operation.query
-    ]
+    for query in operation.query:
+        told = {"description": query.description} if query.description else {}
+        parameters.append(
+            {"name": query.name, "in": "query", "required": False, "schema": query.schema, **told}
+        )
     if parameters:
         described["parameters"] = parameters
     return described
@@ -137,7 +150,8 @@ def _responses(operation: Operation, names: dict[type[BaseModel], str]) -> Schem
         content["text/event-stream"] = {"schema": events}
     responses: Schema = {"200": {"description": "OK", "content": content}}
     error = names[AnthropicError if operation.anthropic else Error]
-    for status in sorted(operation.errors):
+    guards = () if operation.path in HEALTH else GUARDS
+    for status in sorted({*operation.errors, *guards}):
         responses[str(status)] = _refusal(status, _ref(error))
     if operation.unready is not None:
         responses["503"] = _refusal(503, _ref(names[operation.unready]))

@@ -20,7 +20,15 @@ from chairlift.server.wire.embeddings import (
     ScoreRequest,
 )
 from chairlift.server.wire.messages import CountTokensRequest, MessagesRequest
-from chairlift.server.wire.models import AnthropicModelCard, AnthropicModelList, ModelCard, ModelList
+from chairlift.server.wire.models import (
+    OPERATE,
+    AnthropicModelCard,
+    AnthropicModelList,
+    LoadRequest,
+    ModelCard,
+    ModelList,
+    UnloadRequest,
+)
 from chairlift.server.wire.parameters import (
     CHAT,
     COMPLETIONS,
@@ -33,7 +41,7 @@ from chairlift.server.wire.parameters import (
 from chairlift.server.wire.responses import Includable, ResponsesRequest
 from chairlift.server.wire.tokenize import DETOKENIZE, TOKENIZE, DetokenizeRequest, TokenizeRequest
 
-BODY = (400, 404, 408, 413, 500, 503)
+BODY = (400, 404, 408, 413, 415, 500, 503)
 """Refusals of an endpoint that reads a body and finds a model."""
 ANSWER = (*BODY, 429)
 
@@ -42,6 +50,7 @@ ANSWER = (*BODY, 429)
 class Query:
     name: str
     schema: dict[str, object]
+    description: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +79,7 @@ class Operation:
 _DONE = (
     "Chunks as `data`, ended by `[DONE]`; a failure is an event of the name `error`, and no `[DONE]` follows."
 )
+_PAGING = "With the header `anthropic-version` only."
 _INCLUDE = Query("include", {"type": "array", "items": {"enum": list(get_args(Includable))}})
 
 
@@ -86,13 +96,29 @@ def _ranking(path: str) -> Operation:
 
 
 OPERATIONS = (
-    Operation("get", "/v1/models", "List the models", (ModelList, AnthropicModelList), errors=(500, 503)),
+    Operation(
+        "get",
+        "/v1/models",
+        "List the models",
+        (ModelList, AnthropicModelList),
+        errors=(400, 500, 503),
+        query=(
+            Query("limit", {"type": "integer", "minimum": 1, "maximum": 1000}, _PAGING),
+            Query("after_id", {"type": "string"}, _PAGING),
+            Query("before_id", {"type": "string"}, _PAGING),
+            Query("client_version", {"type": "string"}, "Which Codex sends; has no effect."),
+        ),
+    ),
     Operation(
         "get",
         "/v1/models/{model_id}",
         "Tell of a model",
         (ModelCard, AnthropicModelCard),
-        errors=(404, 500, 503),
+        errors=(400, 404, 500, 503),
+    ),
+    Operation("post", "/v1/models/load", "Load a model", (ModelCard,), LoadRequest, OPERATE, ANSWER),
+    Operation(
+        "post", "/v1/models/unload", "Unload a model", (ModelCard,), UnloadRequest, OPERATE, (*BODY, 409)
     ),
     Operation(
         "post",
@@ -228,7 +254,7 @@ OPERATIONS = (
         "Keep nothing of earlier requests",
         (answers.CacheCleared,),
         errors=(400, 404, 500, 503),
-        query=(Query("disk", {"type": "boolean"}),),
+        query=(Query("model", {"type": "string"}, "By default all."), Query("disk", {"type": "boolean"})),
     ),
     Operation(
         "post",
@@ -239,13 +265,21 @@ OPERATIONS = (
         WARM,
         ANSWER,
     ),
-    Operation("get", "/health", "Tell whether the process lives", (answers.Health,), unready=answers.Health),
+    Operation(
+        "get",
+        "/health",
+        "Tell whether the process lives",
+        (answers.Health,),
+        errors=(400,),
+        unready=answers.Health,
+    ),
     Operation(
         "get",
         "/health/ready",
         "Tell whether requests are answered",
         (answers.Ready,),
+        errors=(400,),
         unready=answers.NotReady,
     ),
-    Operation("get", "/metrics", "Metrics for Prometheus", text="text/plain"),
+    Operation("get", "/metrics", "Metrics for Prometheus", errors=(400,), text="text/plain"),
 )

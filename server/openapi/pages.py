@@ -8,7 +8,7 @@ from functools import cache
 from importlib.metadata import version
 from importlib.resources import files
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 from fastapi.openapi.docs import get_swagger_ui_html
 from starlette.responses import Response
 
@@ -39,14 +39,16 @@ async def description() -> Response:
 @router.get("/")
 @router.head("/docs")
 @router.get("/docs")
-async def docs() -> Response:
-    """At the root, too: people open a base URL, and Claude Code asks for its head before it begins."""
+async def docs(request: Request) -> Response:
+    """At the root, too: people open a base URL, and Claude Code asks for its head before it begins. Addresses
+    are relative, since a proxy may serve all this below a path of its own."""
+    here = "../" if request.scope["raw_path"].endswith(b"/docs/") else ""
     return get_swagger_ui_html(
-        openapi_url="openapi.json",
+        openapi_url=f"{here}openapi.json",
         title="Chairlift",
-        swagger_js_url="docs/swagger-ui-bundle.js",
-        swagger_css_url="docs/swagger-ui.css",
-        swagger_favicon_url="docs/favicon.png",
+        swagger_js_url=f"{here}docs/swagger-ui-bundle.js",
+        swagger_css_url=f"{here}docs/swagger-ui.css",
+        swagger_favicon_url=f"{here}docs/favicon.png",
     )
 
 

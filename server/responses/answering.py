@@ -43,6 +43,7 @@ class Answering:
     Args:
         conversation: the items of the input, earlier ones included, as they are kept.
         store: None: nothing is kept.
+        tenant: whose it is (`Caller.tenant`).
         background: it goes on without a reader, and `log` holds its events.
     """
 
@@ -51,6 +52,7 @@ class Answering:
     encoder: ResponseEncoder
     conversation: tuple[Payload, ...]
     store: ResponseStore | None
+    tenant: str | None = None
     background: bool = False
     keeps_events: bool = False
     response: Payload | None = None
@@ -89,10 +91,19 @@ class Answering:
             self.cancel()
             for _ in self.encoder.finish_items("incomplete"):
                 pass
-            self.response = self.encoder.response("cancelled")
+            self.response = self.encoder.response("cancelled", usage=self._counted())
         if self.store is not None and not self._deleted:
             self.store.put_soon(self.id, self._stored(self.response))
         self.settled.set()
+
+    def _counted(self) -> Payload | None:
+        """The usage, where the reader left; what was computed and not read counts, too."""
+        if self._ended is not None:
+            usage = self._ended["usage"]
+            assert isinstance(usage, dict)
+            return usage
+        counted = self.stream.counted()
+        return None if counted is None else usage_payload(*counted)
 
     def append(self, event: Payload | None) -> None:
         """To the log, of whoever answers in the background; None is its end."""
@@ -186,4 +197,6 @@ class Answering:
         output = response["output"]
         assert isinstance(output, list)
         events = pack([*self.log, self.encoder.closing(response)]) if self.keeps_events else None
-        return Stored(without_output(response), self.conversation, tuple(output), events=events)
+        return Stored(
+            without_output(response), self.conversation, tuple(output), events=events, tenant=self.tenant
+        )

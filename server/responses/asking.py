@@ -12,6 +12,7 @@ from chairlift.server.body import parse
 from chairlift.server.context import Context
 from chairlift.server.errors import invalid, shorten
 from chairlift.server.payload import Payload
+from chairlift.server.responses.caller import Caller
 from chairlift.server.responses.conversation import ConversationBuilder
 from chairlift.server.responses.items import is_ours, payload, user_message
 from chairlift.server.responses.registry import Responses
@@ -47,8 +48,9 @@ class Asked:
     def seal_reasoning(self) -> bool:
         return SEALED_REASONING in (self.wire.include or ())
 
-    def base(self, id: str, sampling: SamplingParams) -> Payload:
-        """The response before anything is answered. Parameters are given as they are in effect."""
+    def base(self, id: str, model: str, sampling: SamplingParams) -> Payload:
+        """The response before anything is answered. Parameters are given as they are in effect, and the model
+        by its own name, not by the alias that was asked for."""
         wire = self.wire
         reasoning = wire.reasoning
         text = wire.text
@@ -66,7 +68,7 @@ class Asked:
             "instructions": wire.instructions,
             "max_output_tokens": wire.max_output_tokens,
             "max_tool_calls": wire.max_tool_calls,
-            "model": wire.model,
+            "model": model,
             "parallel_tool_calls": wire.parallel_tool_calls is not False,
             "previous_response_id": wire.previous_response_id,
             "prompt_cache_key": wire.prompt_cache_key,
@@ -95,18 +97,18 @@ def _tool(tool: FunctionTool) -> Payload:
     return {**shown, **tool.model_dump(by_alias=True, exclude_none=True)}
 
 
-async def read(raw: bytes, context: Context, surface: Surface = RESPONSES) -> Asked:
+async def read(raw: bytes, context: Context, caller: Caller, surface: Surface = RESPONSES) -> Asked:
     """Raises: APIError: 400."""
     settings = context.settings
     wire = await asyncio.to_thread(parse, raw, ResponsesRequest, surface, settings.max_json_depth)
     store = context.responses.store
     kept = _check(wire, store)
-    earlier = await _earlier(wire, context.responses)
+    earlier = await _earlier(wire, context.responses, caller)
     given: list[Item]
     if isinstance(wire.input, str):
         given = [user_message(wire.input)]
     else:
-        given = await _resolve(wire.input or [], store)
+        given = await _resolve(wire.input or [], store, caller)
     return await asyncio.to_thread(_assemble, wire, earlier, given, kept)
 
 
@@ -137,12 +139,12 @@ def _check(wire: ResponsesRequest, store: ResponseStore) -> bool:
     return kept
 
 
-async def _earlier(wire: ResponsesRequest, responses: Responses) -> list[Payload]:
+async def _earlier(wire: ResponsesRequest, responses: Responses, caller: Caller) -> list[Payload]:
     """The items of the response that this one follows."""
     id = wire.previous_response_id
     if id is None:
         return []
-    previous = await responses.find(id, use=True)
+    previous = await responses.find(id, caller, use=True)
     if previous is None:
         raise invalid(
             f"Previous response with id {shorten(id)!r} not found.",
@@ -158,10 +160,10 @@ async def _earlier(wire: ResponsesRequest, responses: Responses) -> list[Payload
     return [*previous.conversation, *previous.output]
 
 
-async def _resolve(items: Sequence[Item], store: ResponseStore) -> list[Item]:
+async def _resolve(items: Sequence[Item], store: ResponseStore, caller: Caller) -> list[Item]:
     """Items in place of references to them."""
     wanted = [item.id for item in items if isinstance(item, ItemReference) and is_ours(item.id)]
-    found = await store.find_items(wanted) if wanted and store.enabled else {}
+    found = await store.find_items(wanted, caller) if wanted and store.enabled else {}
     resolved: list[Item] = []
     for index, item in enumerate(items):
         if not isinstance(item, ItemReference):

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from chairlift.server.errors import invalid
+from chairlift.server.errors import invalid, shorten
 from chairlift.server.responses.items import reasoning_text
 from chairlift.server.wire.responses import (
     Content,
@@ -75,10 +75,22 @@ class ConversationBuilder:
         self._answer: _Answer | None = None
         self._unanswered: Counter[str] = Counter()
         """Calls by their ids; those that have their output are there with 0."""
+        self._places: dict[str, str] = {}
+        """Where calls stand, by their ids."""
+        self._last: set[str] = set()
+        """Ids of the calls since somebody else than the assistant spoke."""
         if instructions is not None:
             self._conversation.add({"role": "system", "content": instructions}, Place("instructions"))
 
     def finish(self) -> Conversation:
+        """Raises: APIError: 400 for a call without an output, unless the conversation ends with it."""
+        for id, count in self._unanswered.items():
+            if count and id not in self._last:
+                raise invalid(
+                    f"No tool output found for function call {shorten(id)}.",
+                    self._places[id],
+                    "invalid_value",
+                )
         self._close()
         return self._conversation
 
@@ -101,6 +113,7 @@ class ConversationBuilder:
                 self._open(param, new=bool(begun)).content = _plain(item.content, param)
             case MessageItem():
                 self._close()
+                self._last.clear()
                 content = _content(item.content)
                 self._conversation.add({"role": item.role, "content": content}, Place(param, "content"))
             case FunctionCallItem():
@@ -115,6 +128,8 @@ class ConversationBuilder:
 
     def _call(self, param: str, call_id: str, namespace: str | None, name: str, arguments: str) -> None:
         self._unanswered[call_id] += 1
+        self._places[call_id] = param
+        self._last.add(call_id)
         full = name if namespace is None else f"{namespace}.{name}"
         function = {"name": full, "arguments": arguments}
         self._open(param, new=False).calls.append({"id": call_id, "type": "function", "function": function})
@@ -130,6 +145,7 @@ class ConversationBuilder:
                 "invalid_value",
             )
         self._unanswered[item.call_id] -= 1
+        self._last.clear()
         self._close()
         message: Message = {"role": "tool", "tool_call_id": item.call_id, "content": _content(item.output)}
         self._conversation.add(message, Place(param, "output"))

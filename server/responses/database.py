@@ -20,8 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from chairlift.server.payload import Payload, dump
+from chairlift.server.responses.caller import ANYBODY, Caller
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 ROW_BYTES = 64
 """What a row costs beside its text, about; an item's place in a conversation is one, too."""
 BUSY_S = 10.0
@@ -35,7 +36,8 @@ CREATE TABLE responses (
     bytes INTEGER NOT NULL,
     owner TEXT,
     body TEXT NOT NULL,
-    events BLOB
+    events BLOB,
+    tenant TEXT
 ) WITHOUT ROWID;
 CREATE INDEX responses_by_use ON responses (used);
 CREATE TABLE items (
@@ -53,6 +55,7 @@ CREATE TABLE conversations (
     output INTEGER NOT NULL,
     PRIMARY KEY (response, position)
 ) WITHOUT ROWID;
+CREATE INDEX conversations_by_item ON conversations (item);
 CREATE TABLE owners (id TEXT PRIMARY KEY, seen REAL NOT NULL) WITHOUT ROWID;
 CREATE TABLE total (bytes INTEGER NOT NULL);
 INSERT INTO total VALUES (0);
@@ -78,6 +81,14 @@ END;
 """
 
 
+FROM_VERSION_1 = """
+ALTER TABLE responses ADD COLUMN tenant TEXT;
+CREATE INDEX conversations_by_item ON conversations (item);
+"""
+REACHED = "(? OR responses.tenant IS NULL OR responses.tenant = ?)"
+"""As `Caller.reaches`."""
+
+
 class StoreFault(Exception):
     """The store cannot be opened, read or written. The message is one line for the operator."""
 
@@ -100,6 +111,8 @@ class Stored:
     owner: str | None = None
     """The process that is still answering it."""
     events: bytes | None = None
+    tenant: str | None = None
+    """Whose key has made it (`Caller.tenant`)."""
 
     @property
     def response(self) -> Payload:
@@ -140,11 +153,16 @@ class ResponseDatabase:
                 (version,) = connection.execute("PRAGMA user_version").fetchone()
                 (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
                 if version == 0 and not tables:
-                    for statement in _statements(SCHEMA):
-                        connection.execute(statement)
-                    connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
-                elif version != SCHEMA_VERSION:
+                    script = SCHEMA
+                elif version == 1:
+                    script = FROM_VERSION_1
+                elif version == SCHEMA_VERSION:
+                    script = ""
+                else:
                     raise StoreFault(f"{path} is not a store of responses of this version of Chairlift.")
+                for statement in _statements(script):
+                    connection.execute(statement)
+                connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
             self._write_ahead()
         except sqlite3.Error as error:
             raise StoreFault(f"The store of responses {path} cannot be used: {error}") from error
@@ -202,8 +220,12 @@ class ResponseDatabase:
                 return False
             connection.execute("DELETE FROM responses WHERE id = ?", (id,))
             connection.execute(
-                "INSERT INTO responses VALUES (?, ?, ?, ?, ?, ?, ?)",
-                (id, before[0] if before else now, now, size, stored.owner, body, stored.events),
+                "INSERT INTO responses (id, created, used, bytes, owner, body, events, tenant) "
+                "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+                (
+                    *(id, before[0] if before else now, now, size),
+                    *(stored.owner, body, stored.events, stored.tenant),
+                ),
             )
             position = 0
             for items, output in ((stored.conversation, 0), (stored.output, 1)):
@@ -237,10 +259,11 @@ class ResponseDatabase:
     def _total(self, connection: sqlite3.Connection) -> int:
         return int(connection.execute("SELECT bytes FROM total").fetchone()[0])
 
-    def delete(self, id: str) -> bool:
-        """False: there is none."""
+    def delete(self, id: str, caller: Caller = ANYBODY) -> bool:
+        """False: there is none for this caller."""
         with self._transaction() as connection:
-            return connection.execute("DELETE FROM responses WHERE id = ?", (id,)).rowcount > 0
+            statement = f"DELETE FROM responses WHERE id = ? AND {REACHED}"
+            return connection.execute(statement, (id, caller.everything, caller.tenant)).rowcount > 0
 
     def seen(self, owner: str) -> None:
         """`owner` is still at work."""
@@ -249,13 +272,13 @@ class ResponseDatabase:
 
     # -- reading
 
-    def get(self, id: str, *, use: bool = False) -> Stored | None:
-        """Args: use: it counts as used now, and is evicted later."""
+    def get(self, id: str, caller: Caller = ANYBODY, *, use: bool = False) -> Stored | None:
+        """None: there is none for this caller. Args: use: it counts as used now, and is evicted later."""
         now = self._clock()
         with self._transaction() as connection:
             row = connection.execute(
-                "SELECT body, owner, events FROM responses WHERE id = ? AND used >= ?",
-                (id, now - self._bounds.age_s),
+                f"SELECT body, owner, events, tenant FROM responses WHERE id = ? AND used >= ? AND {REACHED}",
+                (id, now - self._bounds.age_s, caller.everything, caller.tenant),
             ).fetchone()
             if row is None:
                 return None
@@ -266,7 +289,7 @@ class ResponseDatabase:
                 "ORDER BY position",
                 (id,),
             ).fetchall()
-        body, owner, events = row
+        body, owner, events, tenant = row
         conversation = tuple(json.loads(text) for text, output in items if not output)
         return Stored(
             json.loads(body),
@@ -274,15 +297,19 @@ class ResponseDatabase:
             tuple(json.loads(text) for text, output in items if output),
             owner,
             events,
+            tenant,
         )
 
-    def find_items(self, ids: Sequence[str]) -> dict[str, Payload]:
-        """The newest item of each id that is kept."""
+    def find_items(self, ids: Sequence[str], caller: Caller = ANYBODY) -> dict[str, Payload]:
+        """The newest item of each id that is kept of a response which the caller reaches."""
         found: dict[str, Payload] = {}
         with self._transaction() as connection:
             for id in ids:
                 row = connection.execute(
-                    "SELECT body FROM items WHERE id = ? ORDER BY number DESC LIMIT 1", (id,)
+                    "SELECT body FROM items WHERE id = ? AND EXISTS (SELECT 1 FROM conversations "
+                    "JOIN responses ON responses.id = response WHERE item = number AND "
+                    f"{REACHED}) ORDER BY number DESC LIMIT 1",
+                    (id, caller.everything, caller.tenant),
                 ).fetchone()
                 if row is not None:
                     found[id] = json.loads(row[0])

@@ -64,6 +64,7 @@ async def _prepare(translation: Translation, request_id: str, context: Context) 
             engine.tokenizer,
             engine.info,
             takes_images=engine.processor is not None,
+            defaults=context.defaults,
         )
         return await prepare_conversation(chat, request_id, context)
 

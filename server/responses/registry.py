@@ -10,6 +10,7 @@ from contextlib import suppress
 from chairlift.server.errors import APIError, invalid, shorten
 from chairlift.server.payload import Payload
 from chairlift.server.responses.answering import Answering, unpack, without_output
+from chairlift.server.responses.caller import Caller
 from chairlift.server.responses.database import Stored
 from chairlift.server.responses.store import HEARTBEAT_S, ResponseStore
 from chairlift.server.settings import ResponsesSettings
@@ -69,8 +70,14 @@ class Responses:
             await store.seen()
             if self._heart is None:
                 self._heart = asyncio.create_task(self._beat(), name="chairlift responses")
-        body = without_output(answering.snapshot)
-        if not await store.put(answering.id, Stored(body, answering.conversation, (), owner=store.owner)):
+        stored = Stored(
+            without_output(answering.snapshot),
+            answering.conversation,
+            (),
+            owner=store.owner,
+            tenant=answering.tenant,
+        )
+        if not await store.put(answering.id, stored):
             raise invalid("input is larger than the store of responses.", "input", "invalid_value")
         self.enter(answering)
         task = asyncio.create_task(self._answer(answering), name=f"chairlift {answering.id}")
@@ -96,26 +103,30 @@ class Responses:
 
     # -- by id
 
-    def _making(self, id: str) -> Answering | None:
-        """Unless nothing of it is to be kept: then it is seen by nobody but its client."""
+    def _answered(self, id: str, caller: Caller) -> Answering | None:
         answering = self._running.get(id)
+        return answering if answering is not None and caller.reaches(answering.tenant) else None
+
+    def _making(self, id: str, caller: Caller) -> Answering | None:
+        """Unless nothing of it is to be kept: then it is seen by nobody but its client."""
+        answering = self._answered(id, caller)
         return answering if answering is not None and answering.store is not None else None
 
-    async def retrieve(self, id: str) -> Payload:
+    async def retrieve(self, id: str, caller: Caller) -> Payload:
         """Raises: APIError: 404."""
-        if (answering := self._making(id)) is not None:
+        if (answering := self._making(id, caller)) is not None:
             return answering.snapshot
-        return (await self._stored(id)).response
+        return (await self._stored(id, caller)).response
 
-    async def find(self, id: str, *, use: bool = False) -> Stored | None:
-        """What is kept of it. Args: use: a request goes on from it."""
-        stored = await self.store.get(id, use=use) if self.store.enabled else None
+    async def find(self, id: str, caller: Caller, *, use: bool = False) -> Stored | None:
+        """What is kept of it for this caller. Args: use: a request goes on from it."""
+        stored = await self.store.get(id, caller, use=use) if self.store.enabled else None
         if stored is None or stored.owner is None or await self._is_answered(id, stored.owner):
             return stored
         return await self._fail(id, stored)
 
-    async def _stored(self, id: str) -> Stored:
-        if (stored := await self.find(id)) is None:
+    async def _stored(self, id: str, caller: Caller) -> Stored:
+        if (stored := await self.find(id, caller)) is None:
             raise not_found(id)
         return stored
 
@@ -127,28 +138,29 @@ class Responses:
     async def _fail(self, id: str, stored: Stored) -> Stored:
         """Of a process that is gone."""
         error = {"code": "server_error", "message": "The server stopped while it was answering."}
-        failed = Stored({**stored.body, "status": "failed", "error": error}, stored.conversation, ())
+        body = {**stored.body, "status": "failed", "error": error}
+        failed = Stored(body, stored.conversation, (), tenant=stored.tenant)
         await self.store.put(id, failed, anew=False)
         return failed
 
-    async def delete(self, id: str) -> None:
+    async def delete(self, id: str, caller: Caller) -> None:
         """Raises: APIError: 404."""
-        running = self._making(id)
+        running = self._making(id, caller)
         if running is not None:
             running.forget()
-        deleted = await self.store.delete(id) if self.store.enabled else False
+        deleted = await self.store.delete(id, caller) if self.store.enabled else False
         if running is None and not deleted:
             raise not_found(id)
 
-    async def cancel(self, id: str) -> Payload:
+    async def cancel(self, id: str, caller: Caller) -> Payload:
         """Raises: APIError: 404; 400 for a response that has ended otherwise; 409 for another process's."""
-        if (answering := self._running.get(id)) is not None:
+        if (answering := self._answered(id, caller)) is not None:
             answering.cancel()
             with suppress(TimeoutError):
                 await asyncio.wait_for(answering.settled.wait(), CANCEL_S)
             answering.abandon()
             return answering.snapshot
-        stored = await self._stored(id)
+        stored = await self._stored(id, caller)
         status = stored.body["status"]
         if status == "cancelled":
             return stored.response
@@ -156,21 +168,21 @@ class Responses:
             raise APIError(409, "Another server answers this response; it has to be cancelled there.")
         raise invalid(f"Cannot cancel a response that is {status}.", "response_id", "invalid_value")
 
-    async def input_items(self, id: str) -> tuple[Payload, ...]:
+    async def input_items(self, id: str, caller: Caller) -> tuple[Payload, ...]:
         """Raises: APIError: 404."""
-        if (answering := self._making(id)) is not None:
+        if (answering := self._making(id, caller)) is not None:
             return answering.conversation
-        return (await self._stored(id)).conversation
+        return (await self._stored(id, caller)).conversation
 
-    async def follow(self, id: str, after: int) -> AsyncGenerator[Payload]:
+    async def follow(self, id: str, after: int, caller: Caller) -> AsyncGenerator[Payload]:
         """Events of a response made in the background with `stream`, from the one behind `after` on.
 
         Raises: APIError: 404; 400 for a response whose events are not kept.
         """
-        answering = self._running.get(id)
+        answering = self._answered(id, caller)
         if answering is not None and answering.keeps_events:
             return answering.follow(after)
-        stored = None if answering is not None else await self._stored(id)
+        stored = None if answering is not None else await self._stored(id, caller)
         if stored is None or stored.events is None:
             raise invalid(
                 "stream: events are kept of responses that were made with background and stream.",

@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from chairlift.server.errors import APIError
 from chairlift.server.payload import Payload
+from chairlift.server.responses.caller import Caller
 from chairlift.server.responses.database import Bounds, ResponseDatabase, Stored, StoreFault
 from chairlift.server.settings import ResponsesSettings
 
@@ -67,14 +68,14 @@ class ResponseStore:
 
         self._executor.submit(put)
 
-    async def get(self, id: str, *, use: bool = False) -> Stored | None:
-        return await self._do(lambda database: database.get(id, use=use))
+    async def get(self, id: str, caller: Caller, *, use: bool = False) -> Stored | None:
+        return await self._do(lambda database: database.get(id, caller, use=use))
 
-    async def find_items(self, ids: Sequence[str]) -> dict[str, Payload]:
-        return await self._do(lambda database: database.find_items(ids))
+    async def find_items(self, ids: Sequence[str], caller: Caller) -> dict[str, Payload]:
+        return await self._do(lambda database: database.find_items(ids, caller))
 
-    async def delete(self, id: str) -> bool:
-        return await self._do(lambda database: database.delete(id))
+    async def delete(self, id: str, caller: Caller) -> bool:
+        return await self._do(lambda database: database.delete(id, caller))
 
     async def seen(self) -> None:
         await self._do(lambda database: database.seen(self.owner))

@@ -7,12 +7,13 @@ import asyncio
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from chairlift.server.body import parse, receive
+from chairlift.engine.engine import Engine
+from chairlift.server.body import in_a_thread, parse, receive
 from chairlift.server.context import Context, context_of
-from chairlift.server.errors import invalid
+from chairlift.server.errors import invalid, model_not_found
 from chairlift.server.payload import PayloadResponse
 from chairlift.server.query import Query
-from chairlift.server.routes.tokenize import check_model, messages_tokens, prompt_tokens
+from chairlift.server.routes.tokenize import check_tokenize, messages_tokens, prompt_tokens
 from chairlift.server.wire.cache import WARM, WarmRequest
 from chairlift.server.wire.tokenize import TokenizeRequest
 
@@ -21,25 +22,45 @@ router = APIRouter()
 
 @router.delete("/v1/cache")
 async def clear(request: Request) -> Response:
-    """With `disk=true` the model's files, too. Memory has gone back to the system when this answers."""
+    """Of one model, or of all; with `disk=true` their files, too. Memory has gone back to the system then."""
     context = context_of(request)
     context.administer(request)
-    query = Query(request, "disk")
-    disk = query.boolean("disk")
+    query = Query(request)
+    disk, name = query.boolean("disk"), query.text("model")
     context.admit()
-    cleared = await context.engine.clear_cache(disk=disk)
+    memory_bytes = disk_bytes = 0
+    for engine in _engines(context, name):
+        cleared = await engine.clear_cache(disk=disk)
+        memory_bytes += cleared.memory
+        disk_bytes += cleared.disk
     return PayloadResponse(
-        {"object": "cache.cleared", "memory_bytes": cleared.memory, "disk_bytes": cleared.disk}
+        {"object": "cache.cleared", "memory_bytes": memory_bytes, "disk_bytes": disk_bytes}
     )
+
+
+def _engines(context: Context, name: str | None) -> list[Engine]:
+    """Of the model of this name, or of all that generate text; only those that are loaded keep anything.
+
+    Raises: APIError: 404: there is none, or none of this name; 400: it generates no text."""
+    if name is None:
+        ready = (model.engine for model in context.models if model.ready)
+        engines = [engine for engine in ready if isinstance(engine, Engine)]
+        return engines or [context.engine]
+    model = context.models.find(name)
+    if model is None:
+        raise model_not_found(name)
+    if not model.ready:
+        return []
+    return [context.of(model).engine]
 
 
 @router.post("/v1/cache/warm")
 async def warm(request: Request) -> Response:
     """Answers once the prefix is there."""
     context_of(request).administer(request)
-    context, raw = await receive(request)
+    context, raw = await receive(request, check=in_a_thread(_read))
     tokens, salt = await asyncio.to_thread(_prefix, raw, context)
-    pinned = await context.engine.warm(tokens, salt)
+    pinned = await context.engine.warm(tokens, context.tenant(request) + salt)
     stats = context.engine.stats().prefix
     return PayloadResponse(
         {
@@ -51,13 +72,10 @@ async def warm(request: Request) -> Response:
     )
 
 
-def _prefix(raw: bytes, context: Context) -> tuple[list[int], str]:
-    """The tokens that prompts are to begin with, and whose they are."""
-    engine = context.engine
-    wire = parse(raw, WarmRequest, WARM, context.settings.max_json_depth)
-    check_model(wire.model, engine.info)
-    if (wire.prompt is None) == (wire.messages is None):
-        raise invalid("Send either prompt or messages.", "prompt", "invalid_value")
+def _read(raw: bytes, context: Context) -> tuple[TokenizeRequest, str]:
+    """What prompts are to begin with, and whose they are. Takes no model. Raises: APIError with 4xx."""
+    depth = context.settings.max_json_depth
+    wire = parse(raw, WarmRequest, WARM, depth)
     asked = TokenizeRequest(
         prompt=wire.prompt,
         messages=wire.messages,
@@ -66,10 +84,19 @@ def _prefix(raw: bytes, context: Context) -> tuple[list[int], str]:
         tools=wire.tools,
         chat_template_kwargs=wire.chat_template_kwargs,
     )
-    if wire.prompt is not None:
-        tokens = prompt_tokens(asked, wire.prompt, engine.tokenizer, engine.info)
+    check_tokenize(asked, depth)
+    return asked, wire.cache_salt or ""
+
+
+def _prefix(raw: bytes, context: Context) -> tuple[list[int], str]:
+    """The same in tokens."""
+    asked, salt = _read(raw, context)
+    engine = context.engine
+    if asked.prompt is not None:
+        tokens = prompt_tokens(asked, asked.prompt, engine.tokenizer, engine.info)
     else:
-        tokens = messages_tokens(asked, context)
+        assert asked.messages is not None
+        tokens = messages_tokens(asked, asked.messages, context)
     if not tokens:
         raise invalid("The prompt holds no tokens.", "prompt", "invalid_value")
-    return tokens, wire.cache_salt or ""
+    return tokens, salt

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from chairlift.engine.engine import RequestHandle
+from chairlift.server.beforehand import check_completion_body
+from chairlift.server.body import in_a_thread
 from chairlift.server.context import Context
 from chairlift.server.encoders import CompletionEncoder, Envelope
 from chairlift.server.logprobs import TokenTexts
@@ -16,14 +20,17 @@ from chairlift.server.validation import Prepared, prepare_completions
 router = APIRouter()
 
 
-def _encoder(envelope: Envelope, texts: TokenTexts, prepared: Prepared) -> CompletionEncoder:
+def _encoder(
+    envelope: Envelope, texts: TokenTexts | None, prepared: Prepared, handles: Sequence[RequestHandle]
+) -> CompletionEncoder:
     return CompletionEncoder(
         envelope,
         texts,
-        logprobs=prepared.logprobs,
         include_usage=prepared.include_usage,
         echoes=prepared.echoes,
         choices=prepared.choices,
+        scored=handles,
+        silent=prepared.silent,
     )
 
 
@@ -37,9 +44,10 @@ async def _prepare(raw: bytes, request_id: str, context: Context) -> Prepared:
         engine.info,
         context.settings,
         engine.constraints,
+        context.defaults,
     )
 
 
 @router.post("/v1/completions")
 async def completions(request: Request) -> Response:
-    return await answer(request, "cmpl-", "prompt", _prepare, _encoder)
+    return await answer(request, "cmpl-", "prompt", in_a_thread(check_completion_body), _prepare, _encoder)

@@ -15,15 +15,19 @@ from starlette.responses import Response
 from chairlift.engine.embedding.engine import EmbeddingEngine
 from chairlift.engine.embedding.types import TokenizedText, Vectors
 from chairlift.engine.embedding.vectors import normalised, similarities
-from chairlift.server.body import receive
+from chairlift.server.body import in_a_thread, receive
 from chairlift.server.embedding import (
     PreparedEmbeddings,
     PreparedPairs,
     prepare_embeddings,
     prepare_rerank,
     prepare_score,
+    read_embeddings,
+    read_rerank,
+    read_score,
 )
 from chairlift.server.errors import CLIENT_CLOSED_REQUEST, APIError, request_id_of
+from chairlift.server.models.model import Use
 from chairlift.server.payload import PayloadResponse, dump
 from chairlift.server.streaming import unless_gone
 from chairlift.server.wire.embeddings import RerankRequest
@@ -33,7 +37,7 @@ router = APIRouter()
 
 @router.post("/v1/embeddings")
 async def embeddings(request: Request) -> Response:
-    context, raw = await receive(request)
+    context, raw = await receive(request, Use.EMBEDDING, in_a_thread(read_embeddings))
     prepared = await asyncio.to_thread(prepare_embeddings, raw, context)
     vectors = await _compute(request, prepared.embedder, prepared.texts)
     # A thread: the numbers of a thousand vectors take longer to write than the event loop may wait.
@@ -45,7 +49,7 @@ async def embeddings(request: Request) -> Response:
 @router.post("/v1/rerank")
 @router.post("/v2/rerank")
 async def rerank(request: Request) -> Response:
-    context, raw = await receive(request)
+    context, raw = await receive(request, Use.EMBEDDING, in_a_thread(read_rerank))
     wire, documents, pairs = await asyncio.to_thread(prepare_rerank, raw, context)
     scores = await _scores(request, pairs)
     # A thread here, too: documents may be long.
@@ -55,7 +59,7 @@ async def rerank(request: Request) -> Response:
 
 def _ranking(
     wire: RerankRequest,
-    documents: list[str],
+    documents: Sequence[str],
     scores: npt.NDArray[np.float64],
     pairs: PreparedPairs,
     headers: dict[str, str],
@@ -81,7 +85,7 @@ def _ranking(
 @router.post("/score")
 @router.post("/v1/score")
 async def score(request: Request) -> Response:
-    context, raw = await receive(request)
+    context, raw = await receive(request, Use.EMBEDDING, in_a_thread(read_score))
     pairs = await asyncio.to_thread(prepare_score, raw, context)
     scores = await _scores(request, pairs)
     headers = _request_id(request, "score-")

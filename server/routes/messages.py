@@ -7,6 +7,7 @@ import logging
 import uuid
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
+from functools import partial
 
 from fastapi import APIRouter, Request
 from sse_starlette import ServerSentEvent
@@ -18,8 +19,9 @@ from chairlift.server.anthropic.context import is_due, is_worth, results_to_clea
 from chairlift.server.anthropic.encoder import MessageEncoder, MessageHead, WholeMessage
 from chairlift.server.anthropic.errors import error_frame
 from chairlift.server.anthropic.translate import Translation, translate
-from chairlift.server.body import fit, parse, receive
-from chairlift.server.context import Context, context_of
+from chairlift.server.beforehand import check_messages_body
+from chairlift.server.body import fit, in_a_thread, parse, receive
+from chairlift.server.context import Context
 from chairlift.server.errors import (
     CLIENT_CLOSED_REQUEST,
     APIError,
@@ -45,6 +47,7 @@ class Ready:
     """A request that can be answered or counted."""
 
     wire: CountTokensRequest
+    context: Context
     prepared: Prepared
     applied_edits: list[Payload] = field(default_factory=list)
     cleared_tokens: int = 0
@@ -63,10 +66,9 @@ class Ready:
 
 @router.post("")
 async def messages(http: Request) -> Response:
-    context = context_of(http)
     message_id = "msg_" + uuid.uuid4().hex
     ready = await _prepare(http, MessagesRequest, MESSAGES, message_id)
-    wire = ready.wire
+    wire, context = ready.wire, ready.context
     head = MessageHead(
         message_id,
         context.engine.info.name,
@@ -79,7 +81,7 @@ async def messages(http: Request) -> Response:
     encoder = MessageEncoder(head)
     request_id = request_id_of(http.scope)
     headers = {"request-id": request_id, "X-Request-Id": message_id}
-    (handle,) = submit(context.engine, ready.prepared.requests, "messages")
+    (handle,) = submit(context.engine, ready.prepared.requests, "messages", tenant=context.tenant(http))
     stream = parsed(handle, ready.prepared.make_parser())
     if ready.prepared.stream:
         frames = _frames(stream, encoder, request_id)
@@ -101,11 +103,13 @@ async def count_tokens(http: Request) -> Response:
 
 async def _prepare(http: Request, form: type[CountTokensRequest], surface: Surface, request_id: str) -> Ready:
     """Raises: APIError with 4xx, which names places as the client does."""
-    context, raw = await receive(http)
+
+    check = partial(check_messages_body, form=form, surface=surface)
+    context, raw = await receive(http, check=in_a_thread(check))
     wire = await asyncio.to_thread(parse, raw, form, surface, context.settings.max_json_depth)
     translation = await asyncio.to_thread(translate, wire)
     prepared = await _render(translation, request_id, context)
-    ready = Ready(wire, prepared)
+    ready = Ready(wire, context, prepared)
     if translation.cleared:
         ready.clear(
             "thinking_20251015",
@@ -139,7 +143,13 @@ def _check(translation: Translation, context: Context) -> ParsedChat:
         # Claude Code asks every model for an effort. One that has no such setting makes the effort it makes.
         fields.pop(EFFORT, None)
     chat = fit(fields, ChatRequest, CHAT)
-    return check_chat(chat, engine.tokenizer, engine.info, takes_images=engine.processor is not None)
+    return check_chat(
+        chat,
+        engine.tokenizer,
+        engine.info,
+        takes_images=engine.processor is not None,
+        defaults=context.defaults,
+    )
 
 
 def _size(prepared: Prepared) -> int:

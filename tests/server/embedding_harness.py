@@ -10,8 +10,9 @@ import httpx
 from fastapi import FastAPI
 
 from chairlift.engine.embedding.engine import EmbeddingConfig, EmbeddingEngine
-from chairlift.engine.embedding.types import Task
+from chairlift.engine.embedding.types import BatchCost, Task
 from chairlift.engine.engine import Engine
+from chairlift.engine.memory.budget import Budget
 from chairlift.server.app import create_app
 from chairlift.server.metrics import ServerMetrics
 from chairlift.server.settings import ServerSettings
@@ -45,16 +46,20 @@ async def embedding_lift(
     settings: ServerSettings | None = None,
     runner: FakeRunner | None = None,
     context_length: int = 4096,
+    budget: Budget | None = None,
+    batch_cost: BatchCost | None = None,
 ) -> AsyncIterator[Embedding]:
     encoder = FakeEncoder(vector if task is Task.EMBED else score)
-    embedder = EmbeddingEngine(fake_embedder(encoder, name=EMBEDDER, task=task), config)
-    metrics = ServerMetrics(MODEL)
+    model_of_texts = fake_embedder(encoder, name=EMBEDDER, task=task, batch_cost=batch_cost)
+    embedder = EmbeddingEngine(model_of_texts, config, budget=budget)
+    metrics = ServerMetrics()
     model = fake_model(runner or FakeRunner(), name=MODEL, context_length=context_length)
-    engine = Engine(model, observer=metrics) if generation else None
+    engine = Engine(model, observer=metrics.model(MODEL)) if generation else None
     app = create_app(engine, settings or ServerSettings(), metrics, embedder)
     if engine is not None:
+        metrics.model(MODEL).watch(engine)
         await engine.start()
-    await embedder.start(beside=engine)
+    await embedder.start()
     encoder.batches.clear()
     try:
         transport = httpx.ASGITransport(app)
@@ -62,4 +67,6 @@ async def embedding_lift(
             yield Embedding(embedder, encoder, app, client)
     finally:
         encoder.gate.open()
-        await (engine or embedder).stop()
+        if engine is not None:
+            await engine.stop()
+        await embedder.stop()

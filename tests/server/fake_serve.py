@@ -2,7 +2,9 @@
 
 ANSWER: "endless", "short", "wedge" (the runner never comes back from a step of a request), "unloadable",
 "slow" (loading never ends), "embeddings" (nothing else is served), "both" (an embedding model beside
-"short"), "unembeddable" (the embedding model beside it cannot be loaded).
+"short"), "unembeddable" (the embedding model beside it cannot be loaded), "deaf" (once ready, the event loop
+hangs), "latecomer" (beside "short", a model on demand whose load never ends).
+A fourth argument is the watchdog's seconds.
 """
 
 from __future__ import annotations
@@ -10,6 +12,8 @@ from __future__ import annotations
 import asyncio
 import sys
 import threading
+from pathlib import Path
+from typing import Any
 
 from chairlift.engine.config import EngineConfig
 from chairlift.engine.embedding.engine import EmbeddingEngine
@@ -17,11 +21,16 @@ from chairlift.engine.embedding.types import LoadedEmbedder
 from chairlift.engine.engine import Engine
 from chairlift.engine.errors import ModelUnavailable
 from chairlift.engine.plan import LoadedModel, StepPlan, StepResult
+from chairlift.server.configuration.read import read
+from chairlift.server.configuration.serving import server_settings
 from chairlift.server.metrics import ServerMetrics
-from chairlift.server.serve import EmbeddingServing, Serving, listen, serve_engine
-from chairlift.server.settings import ServerSettings
+from chairlift.server.models.model import Found, ModelSpec, Use
+from chairlift.server.models.models import Models
+from chairlift.server.serve import listen, serve_models
+from chairlift.server.served import EmbeddingServing, Serving, Standby
 from tests.engine.embedding.fakes import fake_embedder
 from tests.fakes import FakeRunner, answering, fake_model
+from tests.server.given_engines import models_of
 
 
 class Wedging(FakeRunner):
@@ -52,38 +61,50 @@ def embed(answer: str) -> LoadedEmbedder:
     return fake_embedder()()
 
 
-def announce(serving: Serving | EmbeddingServing) -> None:
+def announce(serving: Serving | EmbeddingServing | Standby) -> None:
+    if isinstance(serving, Standby):
+        return
     print(serving.url, flush=True)
     print(serving.curl, flush=True)
+    if sys.argv[3] == "deaf":
+        asyncio.get_running_loop().call_later(0.01, threading.Event().wait)
 
 
 def complain(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
+def latecomer() -> Models:
+    """ "short" at the start, and on demand "late", whose load never ends."""
+
+    def spec(name: str, answer: str, at_start: bool) -> ModelSpec:
+        found = Found(Use.GENERATION, 0, lambda *memory: Engine(lambda: load(answer)))
+        return ModelSpec(name, lambda: found, at_start=at_start)
+
+    return Models([spec("fake", "short", True), spec("late", "slow", False)])
+
+
 def main() -> int:
     port, drain, answer = int(sys.argv[1]), float(sys.argv[2]), sys.argv[3]
-    metrics = ServerMetrics("fake")
+    metrics = ServerMetrics()
     engine = embedder = None
     if answer != "embeddings":
-        engine = Engine(lambda: load(answer), EngineConfig(close_timeout=0.3), observer=metrics)
+        observer = metrics.model("fake")
+        engine = Engine(lambda: load(answer), EngineConfig(close_timeout=0.3), observer=observer)
+        observer.watch(engine)
     if answer in ("embeddings", "both", "unembeddable"):
         embedder = EmbeddingEngine(lambda: embed(answer))
+    shared: dict[str, Any] = {
+        "metrics": metrics,
+        "settings": server_settings(read({"access_log": False}, Path("/dev/null")).configuration),
+        "drain_timeout": drain,
+        "watchdog_s": float(sys.argv[4]) if len(sys.argv) > 4 else 0.0,
+    }
     with listen("127.0.0.1", port) as listener:
         if answer == "slow":
             print(f"http://127.0.0.1:{listener.getsockname()[1]}", flush=True)
-        return asyncio.run(
-            serve_engine(
-                engine,
-                listener,
-                announce,
-                complain,
-                metrics=metrics,
-                settings=ServerSettings(),
-                drain_timeout=drain,
-                embedder=embedder,
-            )
-        )
+        models = latecomer() if answer == "latecomer" else models_of(metrics, engine, embedder)
+        return asyncio.run(serve_models(models, listener, announce, complain, **shared))
 
 
 if __name__ == "__main__":

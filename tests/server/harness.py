@@ -8,6 +8,8 @@ import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import httpx
 import uvicorn
@@ -15,10 +17,14 @@ from fastapi import FastAPI
 
 from chairlift.engine.engine import Engine, EngineConfig
 from chairlift.engine.media import MediaProcessor
+from chairlift.engine.memory.states import StateSizes
+from chairlift.engine.memory.vocabulary import Device
 from chairlift.engine.prefix.vocabulary import PrefixSpec
 from chairlift.server.app import create_app
-from chairlift.server.connection import Connection
+from chairlift.server.connection import DEFAULT_LIMITS, Connection
 from chairlift.server.metrics import ServerMetrics
+from chairlift.server.observe.traces import Tracing
+from chairlift.server.security.settings import ConnectionLimits
 from chairlift.server.settings import ServerSettings
 from tests.fake_tokenizer import FakeTokenizer
 from tests.fakes import FakeRunner, fake_model
@@ -55,15 +61,17 @@ class Lift:
         return await self.client.post(COMPLETIONS, json=completion_body(**more))
 
     async def metric(self, sample: str) -> float:
-        """The value of one line of /metrics, by its name and labels without the prefix and model_name."""
+        """The value of one line of /metrics, by its name and labels without the prefix and, where it has one,
+        model_name."""
         name, _, labels = sample.partition("{")
         labels = labels.rstrip("}")
-        inside = ",".join(part for part in (labels, f'model_name="{MODEL}"') if part)
-        start = f"chairlift:{name}{{{inside}}} "
+        parts = [part for part in (*labels.split(","), f'model_name="{MODEL}"') if part]
+        inside = ",".join(sorted(parts))
+        starts = (f"chairlift_{name}{{{inside}}} ", f"chairlift_{sample} ")
         text = (await self.client.get("/metrics")).text
-        lines = [line for line in text.splitlines() if line.startswith(start)]
-        assert len(lines) == 1, (start, lines)
-        return float(lines[0].removeprefix(start))
+        lines = [line for line in text.splitlines() if line.startswith(starts)]
+        assert len(lines) == 1, (starts, lines)
+        return float(lines[0].rpartition(" ")[2])
 
     async def until_idle(self) -> None:
         """Wait until no row is left, which the engine says by an idle plan."""
@@ -82,11 +90,14 @@ async def lift(
     context_length: int = 4096,
     processor: MediaProcessor | None = None,
     prefix: PrefixSpec | None = None,
+    tracing: Tracing | None = None,
+    states: StateSizes | None = None,
+    device: Device | None = None,
     start: bool = True,
 ) -> AsyncIterator[Lift]:
     runner = runner or FakeRunner()
     tokenizer = tokenizer or FakeTokenizer()
-    metrics = ServerMetrics(MODEL)
+    metrics = ServerMetrics()
     engine = Engine(
         fake_model(
             runner,
@@ -95,11 +106,14 @@ async def lift(
             context_length=context_length,
             processor=processor,
             prefix=prefix,
+            states=states,
+            device=device,
         ),
         config,
-        observer=metrics,
+        observer=metrics.model(MODEL),
     )
-    app = create_app(engine, settings or ServerSettings(), metrics)
+    metrics.model(MODEL).watch(engine)
+    app = create_app(engine, settings or ServerSettings(), metrics, tracing=tracing)
     if start:
         await engine.start()
     try:
@@ -119,8 +133,9 @@ class _Server(uvicorn.Server):
 
 
 @asynccontextmanager
-async def on_socket(app: FastAPI, http: type[Connection] = Connection) -> AsyncIterator[str]:
+async def on_socket(app: FastAPI, limits: ConnectionLimits = DEFAULT_LIMITS) -> AsyncIterator[str]:
     """Base URL of the app behind uvicorn on a free port of this loop."""
+    http: Any = partial(Connection, limits=limits)
     config = uvicorn.Config(
         app, http=http, ws="none", port=0, lifespan="off", log_config=None, timeout_graceful_shutdown=1
     )

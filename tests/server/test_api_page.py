@@ -1,4 +1,4 @@
-"""docs/api.md names every endpoint, every code of an error, and every metric."""
+"""docs/api.md names every endpoint and every code of an error."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import re
 from pathlib import Path
 
 from chairlift.server.openapi.operations import OPERATIONS
-from tests.server.harness import lift
 from tests.server.parameter_table import PAGE
 
 SERVER = Path(__file__).parents[2] / "server"
@@ -44,14 +43,3 @@ def test_every_endpoint_is_told() -> None:
     told = set(re.findall(r"[`(, ](/[^`\s]*)`", section("| endpoint | |\n")))
     served = {re.sub(r"{\w+}", "{id}", operation.path) for operation in OPERATIONS}
     assert served <= told, served - told
-
-
-async def test_every_metric_is_told() -> None:
-    async with lift() as server:
-        text = (await server.client.get("/metrics")).text
-    shown = set(re.findall(r"# TYPE chairlift:(\w+)", text))
-    assert "num_requests_running" in shown
-    told = set(re.findall(r"`(\w+)`", section("## Metrics\n")))
-    created = {name for name in shown if name.endswith("_created")}  # when a counter began: the library's own
-    missing = {name for name in shown - created if not told & {name, name.removesuffix("_total")}}
-    assert not missing, missing

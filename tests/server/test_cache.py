@@ -14,6 +14,7 @@ from chairlift.engine.prefix.vocabulary import PrefixSpec
 from chairlift.server.cli.app import run
 from tests.fakes import FakeRunner, answering
 from tests.server.harness import JSON, error_of, lift, on_socket
+from tests.server.security.keyring import ALICE, ROOT, secured
 
 SPEC = PrefixSpec(block_tokens=8, bytes_per_token=4)
 PROMPT = "a" * 100
@@ -170,6 +171,24 @@ async def test_the_command_warms_a_running_server(
         assert await server.metric("prefix_cache_pinned_bytes") >= 600
     kept, of = re.findall(r"[0-9]+", capsys.readouterr().out)
     assert kept == of
+
+
+async def test_the_command_brings_an_admins_key(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "system.txt").write_text("You are terse.")
+    command = ["warm", str(tmp_path / "system.txt"), "--url"]
+    async with (
+        lift(config=EngineConfig(prefix_cache_bytes=10**6), prefix=SPEC, settings=secured()) as server,
+        on_socket(server.app) as url,
+    ):
+        for key, code, said in ((None, 1, "API key is needed"), (ALICE, 1, "admin's key"), (ROOT, 0, "kept")):
+            more = [] if key is None else ["--admin-key", key]
+            assert await asyncio.to_thread(run, [*command, url, *more]) == code
+            assert said in "".join(capsys.readouterr())
+        monkeypatch.setenv("CHAIRLIFT_ADMIN_KEY", f"root:{ROOT},{ALICE}")
+        assert await asyncio.to_thread(run, [*command, url]) == 0
+        assert await asyncio.to_thread(run, [*command, url, "--admin-key", "short"]) == 1
 
 
 async def test_the_command_says_what_went_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

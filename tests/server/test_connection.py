@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import signal
 import socket
 from collections.abc import AsyncIterator
@@ -12,10 +13,12 @@ from contextlib import asynccontextmanager
 import httpx
 import pytest
 
-from chairlift.server.connection import Connection
+from chairlift.server.connection import DEFAULT_LIMITS
+from chairlift.server.security.settings import ConnectionLimits
 from chairlift.server.settings import ServerSettings
 from tests.fakes import FakeRunner, answering
 from tests.server.harness import Lift, chat_body, lift, on_socket
+from tests.server.observe.reading import LOGGING, request_lines
 from tests.server.test_serve import BODY, serving
 
 HALF_HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: t\r\n"
@@ -25,16 +28,15 @@ ENOUGH_TOKENS = 6000
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
-class Impatient(Connection):
-    head_s = 0.05
+IMPATIENT = ConnectionLimits(head_s=0.05)
 
 
 @asynccontextmanager
 async def connected(
-    http: type[Connection] = Connection, settings: ServerSettings | None = None
+    limits: ConnectionLimits = DEFAULT_LIMITS, settings: ServerSettings | None = None
 ) -> AsyncIterator[tuple[Lift, Streams]]:
     runner = FakeRunner(answering("bonjour"))
-    async with lift(runner, settings=settings) as server, on_socket(server.app, http) as url:
+    async with lift(runner, settings=settings) as server, on_socket(server.app, limits) as url:
         address = httpx.URL(url)
         reader, writer = await asyncio.open_connection(address.host, address.port)
         try:
@@ -58,14 +60,14 @@ def whole_request() -> bytes:
 
 @pytest.mark.parametrize("sent", [b"", b"GET", HALF_HEAD], ids=["nothing", "a word", "half"])
 async def test_a_head_that_does_not_end_closes_the_connection(sent: bytes) -> None:
-    async with connected(Impatient) as (_, (reader, writer)):
+    async with connected(IMPATIENT) as (_, (reader, writer)):
         writer.write(sent)
         async with asyncio.timeout(10):
             assert await reader.read() == b""
 
 
 async def test_also_on_a_connection_that_has_served_before() -> None:
-    async with connected(Impatient) as (_, (reader, writer)):
+    async with connected(IMPATIENT) as (_, (reader, writer)):
         writer.write(whole_request())
         assert (await answer(reader))[0] == 200
         writer.write(HALF_HEAD)
@@ -74,11 +76,11 @@ async def test_also_on_a_connection_that_has_served_before() -> None:
 
 
 async def test_an_answer_may_take_longer_than_a_head() -> None:
-    async with connected(Impatient) as (server, (reader, writer)):
+    async with connected(IMPATIENT) as (server, (reader, writer)):
         server.runner.close_gate()
         writer.write(whole_request())
         await server.runner.at_gate()
-        await asyncio.sleep(3 * Impatient.head_s)
+        await asyncio.sleep(3 * IMPATIENT.head_s)
         server.runner.open_gate()
         status, body = await answer(reader)
         assert (status, body["object"]) == (200, "chat.completion")
@@ -118,12 +120,34 @@ async def test_what_is_no_http_is_refused_in_the_envelope(sent: bytes) -> None:
     async with connected() as (server, (reader, writer)):
         writer.write(sent)
         async with asyncio.timeout(10):
-            status, body = await answer(reader)
-            assert await reader.read() == b""
+            head, _, body = (await reader.read()).partition(b"\r\n\r\n")
         await server.until_idle()
-    error = body["error"]
-    assert status == 400 and isinstance(error, dict)
+    assert head.startswith(b"HTTP/1.1 400 ")
+    assert re.search(rb"(?mi)^x-request-id: req_[0-9a-f]{32}\r?$", head)
+    error = json.loads(body)["error"]
     assert (error["code"], error["type"]) == ("invalid_http", "invalid_request_error")
+
+
+@pytest.mark.parametrize("given", ["", "X-Request-Id: mine\r\n"], ids=["", "its own id"])
+async def test_a_request_that_goes_wrong_is_refused_as_its_surface_does_by_its_own_id(given: str) -> None:
+    head = f"POST /v1/messages HTTP/1.1\r\nHost: t\r\n{given}Transfer-Encoding: chunked\r\n\r\n"
+    async with connected(settings=LOGGING) as (server, (reader, writer)):
+        with request_lines() as seen:
+            writer.write(head.encode())
+            async with asyncio.timeout(10):
+                while await server.metric("http_requests_in_progress") < 2:  # this, and the scrape
+                    await asyncio.sleep(0)
+                writer.write(b"zz\r\n")
+                headers, _, body = (await reader.read()).decode().partition("\r\n\r\n")
+                while len(seen.lines) < 2:
+                    await asyncio.sleep(0)
+    assert headers.startswith("HTTP/1.1 400 ")
+    told = json.loads(body)
+    assert (told["type"], told["error"]["type"]) == ("error", "invalid_request_error")
+    assert f"request-id: {told['request_id']}" in headers.split("\r\n")
+    shown = "mine" if given else told["request_id"]
+    assert f"x-request-id: {shown}" in headers.split("\r\n")
+    assert [(line["request_id"], line["status"]) for line in seen.lines] == [(shown, 400), (shown, 499)]
 
 
 async def test_what_is_no_http_behind_a_request_that_is_being_answered_ends_the_connection() -> None:
@@ -175,5 +199,5 @@ def test_a_client_that_does_not_read_holds_up_the_exit_no_longer_than_the_flush(
 
 
 def generated(metrics: str) -> float:
-    (line,) = (line for line in metrics.splitlines() if line.startswith("chairlift:generation_tokens_total"))
+    (line,) = (line for line in metrics.splitlines() if line.startswith("chairlift_generation_tokens_total"))
     return float(line.rpartition(" ")[2])

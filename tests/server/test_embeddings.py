@@ -12,7 +12,9 @@ import openai
 import pytest
 
 from chairlift.engine.embedding.engine import EmbeddingConfig
-from chairlift.engine.embedding.types import Task, TokenizedText
+from chairlift.engine.embedding.types import BatchCost, Task, TokenizedText
+from chairlift.engine.memory.budget import Budget
+from chairlift.engine.memory.guard import LEAST_CACHE, SPARE
 from chairlift.server.settings import ServerSettings
 from tests.engine.embedding.fakes import NOT_A_NUMBER, POISON, vector
 from tests.server.embedding_harness import EMBEDDER, Embedding, embedding_lift
@@ -93,6 +95,21 @@ async def test_too_long_texts_are_cut_only_when_asked() -> None:
         for given, param in (("a" * 63, "input"), (["a", "a" * 63], "input[1]"), ([5] * 65, "input")):
             error = error_of(await running.embed(given), 400)
             assert (error["code"], error["param"]) == ("context_length_exceeded", param)
+
+
+async def test_memory_bounds_texts_as_the_context_does() -> None:
+    cost = BatchCost(10**6)
+    # A batch of 32 tokens, the least, and a text of 8 tokens more.
+    budget = Budget(LEAST_CACHE + int(SPARE * cost.of(40)))
+    async with embedding_lift(generation=False, budget=budget, batch_cost=cost) as server:
+        for given, param in (("a" * 39, "input"), ([[9], [5] * 41], "input[1]")):
+            error = error_of(await server.embed(given), 400)
+            assert (error["code"], error["param"]) == ("context_length_exceeded", param)
+            assert error["message"] == f"{param} has 41 tokens; this server has memory for 40, no more."
+        fits = await server.embed("a" * 38)
+        cut = await server.embed("a" * 60, truncate_prompt_tokens=-1)
+        assert fits.json()["usage"]["prompt_tokens"] == cut.json()["usage"]["prompt_tokens"] == 40
+        assert max(len(text) for batch in server.encoder.batches for text in batch) == 40
 
 
 async def test_what_is_far_too_long_is_not_tokenized() -> None:
@@ -311,7 +328,7 @@ async def test_metrics() -> None:
         await running.embed(["Hi", "there"])
         text = (await running.client.get("/metrics")).text
         for name, value in (("requests_total", 1), ("texts_total", 2), ("tokens_total", 11)):
-            assert f'chairlift:embedding_{name}{{model_name="{EMBEDDER}"}} {value}.0' in text.splitlines()
+            assert f'chairlift_embedding_{name}{{model_name="{EMBEDDER}"}} {value}.0' in text.splitlines()
 
 
 async def test_openais_library() -> None:

@@ -118,7 +118,7 @@ async def test_unknown_models_and_paths() -> None:
         assert (error["code"], error["param"]) == ("model_not_found", "model")
         assert "gpt-6" in str(error["message"])
         assert error_of(await server.complete(model=""), 404)["code"] == "model_not_found"
-        for path in ("/v1", "/v1/chat", "/v1/chat/completions/", "/v1/audio", "/v1/model"):
+        for path in ("/v1", "/v1/chat", "/v1/chat/completions//", "/v1/audio", "/v1/model"):
             assert error_of(await server.client.get(path), 404)["code"] == "unknown_url"
         long = await server.client.get("/" + "x" * 5000)
         assert len(str(error_of(long, 404)["message"])) < 300
@@ -172,6 +172,7 @@ async def test_before_the_model_is_loaded_and_after_the_end() -> None:
         for response in (await server.chat(), await server.complete(), await server.client.get("/v1/models")):
             error = error_of(response, 503)
             assert (error["type"], error["code"]) == ("server_error", "unavailable")
+            assert response.headers["retry-after"] == "5"
         await server.engine.start()
         assert (await server.chat(max_tokens=1)).status_code == 200
         await server.engine.stop()
@@ -242,9 +243,12 @@ async def test_models() -> None:
             "owned_by": "chairlift",
             "max_model_len": 4096,
             "input_modalities": ["text"],
+            "aliases": [],
+            "state": "loaded",
+            "reason": None,
         }
         assert listed == {"object": "list", "data": [card]}
         for path in ("/v1/models/org/fake", "/v1/models/org%2Ffake"):
             assert (await server.client.get(path)).json() == card
-        for path in ("/v1/models/fake", "/v1/models/org/fake/", "/v1/models/"):
+        for path in ("/v1/models/fake", "/v1/models/org/fake//", "/v1/models//"):
             assert error_of(await server.client.get(path), 404)["code"] == "model_not_found"

@@ -17,6 +17,7 @@ from tests.fakes import FakeRunner, answering
 from tests.server.harness import JSON, MODEL, error_of, lift
 
 DOCS = Path(__file__).parents[2] / "docs" / "api.md"
+CALL = {"type": "function", "function": {"name": "f", "arguments": "{}"}}
 FIELDS = {"chat": set(ChatRequest.model_fields), "completions": set(CompletionRequest.model_fields)}
 SURFACES = {"chat": CHAT, "completions": COMPLETIONS}
 NO_EFFECT = {"user", "metadata", "store", "safety_identifier", "prompt_cache_key"}
@@ -216,7 +217,10 @@ CHAT_REFUSED: list[tuple[dict[str, object], str]] = [
     ({"messages": [{}]}, "messages[0].role"),
     ({"messages": [{"role": "user"}]}, "messages[0].content"),
     ({"messages": [{"role": "user", "content": None}]}, "messages[0].content"),
-    ({"messages": [{"role": "tool", "content": None}]}, "messages[0].content"),
+    (
+        {"messages": [{"role": "assistant", "tool_calls": [CALL]}, {"role": "tool", "content": None}]},
+        "messages[1].content",
+    ),
     ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
     ({"messages": [{"role": "user", "content": []}]}, "messages[0].content"),
     ({"messages": [{"role": "robot", "content": "a"}]}, "messages[0].role"),
@@ -243,9 +247,6 @@ async def test_chats_that_are_refused() -> None:
         assert both.status_code == 200
 
 
-CALL = {"type": "function", "function": {"name": "f", "arguments": "{}"}}
-
-
 @pytest.mark.parametrize(
     ("role", "field", "value", "empty"),
     [
@@ -262,11 +263,13 @@ async def test_fields_of_another_role_are_refused(
 ) -> None:
     async with lift() as server:
         message: JSON = {"role": role, "content": "a"}
+        before: list[JSON] = [{"role": "assistant", "tool_calls": [CALL]}] if role == "tool" else []
+        place = f"messages[{len(before)}].{field}"
         for path in ("/v1/chat/completions", "/tokenize"):
-            body = {"model": MODEL, "messages": [{**message, field: value}]}
+            body = {"model": MODEL, "messages": [*before, {**message, field: value}]}
             error = error_of(await server.client.post(path, json=body), 400)
-            assert (error["param"], error["code"]) == (f"messages[0].{field}", "unsupported_parameter")
-        null = await server.chat(messages=[{**message, field: empty}], max_tokens=1)
+            assert (error["param"], error["code"]) == (place, "unsupported_parameter")
+        null = await server.chat(messages=[*before, {**message, field: empty}], max_tokens=1)
         assert null.status_code == 200, null.text
 
 

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -19,7 +20,10 @@ import pytest
 from chairlift.engine.embedding.types import EmbeddingModelInfo, Task
 from chairlift.engine.engine import EngineConfig
 from chairlift.engine.plan import ModelInfo, RunnerStats
-from chairlift.server.serve import EmbeddingServing, ServeOptions, Serving, listen, run_server
+from chairlift.server.security.settings import SecuritySettings
+from chairlift.server.serve import listen, run_server
+from chairlift.server.served import EmbeddingServing, ModelOptions, ServeOptions, Serving
+from chairlift.server.settings import ServerSettings
 from tests.server.harness import error_of, sse
 
 ROOT = Path(__file__).parents[2]
@@ -29,12 +33,12 @@ PATIENCE = 20
 
 
 class Process:
-    def __init__(self, drain: float, answer: str) -> None:
-        command = [sys.executable, "-m", "tests.server.fake_serve", "0", str(drain), answer]
+    def __init__(self, drain: float, answer: str, *more: str, **environment: str) -> None:
+        command = [sys.executable, "-m", "tests.server.fake_serve", "0", str(drain), answer, *more]
         self.process = subprocess.Popen(
             command,
             cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'src'}"},
+            env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'src'}", **environment},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -50,14 +54,15 @@ class Process:
         self.process.send_signal(number)
 
     def end(self) -> tuple[int, str]:
-        """Exit code and stderr."""
+        """Exit code and stderr, without its log of requests."""
         _, err = self.process.communicate(timeout=PATIENCE)
-        return self.process.returncode, err
+        lines = [line for line in err.splitlines(keepends=True) if not line.startswith(("GET /", "POST /"))]
+        return self.process.returncode, "".join(lines)
 
 
 @contextmanager
-def serving(drain: float, answer: str) -> Iterator[Process]:
-    process = Process(drain, answer)
+def serving(drain: float, answer: str, *more: str, **environment: str) -> Iterator[Process]:
+    process = Process(drain, answer, *more, **environment)
     try:
         yield process
     finally:
@@ -101,9 +106,17 @@ def test_an_embedding_model_beside_another_or_alone(kind: str) -> None:
         assert process.end() == (0, "")
 
 
-def test_an_embedding_model_that_cannot_be_loaded_is_one_line_and_1() -> None:
+def test_a_model_that_cannot_be_loaded_is_told_and_the_others_serve() -> None:
     with serving(10, "unembeddable") as process:
-        assert process.end() == (1, "These weights embed nothing.\n")
+        assert httpx.get(f"{process.url}/health/ready").status_code == 200
+        assert httpx.post(f"{process.url}/v1/chat/completions", json=BODY).status_code == 200
+        states = {card["id"]: card["state"] for card in httpx.get(f"{process.url}/v1/models").json()["data"]}
+        assert states == {"fake": "loaded", "embedding": "failed"}
+        body = {"model": "embedding", "input": "up"}
+        refused = error_of(httpx.post(f"{process.url}/v1/embeddings", json=body), 503)
+        assert refused["code"] == "model_failed" and "These weights embed nothing." in str(refused["message"])
+        process.signal()
+        assert process.end() == (0, "embedding is not served for now: These weights embed nothing.\n")
 
 
 def test_a_running_answer_ends_with_an_error_event_after_the_drain() -> None:
@@ -158,6 +171,20 @@ def test_while_the_model_loads_it_is_live_and_not_ready_and_can_be_stopped() -> 
         assert process.end() == (0, "")
 
 
+def test_it_can_be_stopped_while_a_model_is_loaded_on_demand() -> None:
+    with serving(10, "latecomer") as process, ThreadPoolExecutor(1) as threads:
+        late = threads.submit(
+            httpx.post, f"{process.url}/v1/chat/completions", json={**BODY, "model": "late"}, timeout=PATIENCE
+        )
+        assert process.line() == "loading"
+        answer = httpx.post(f"{process.url}/v1/chat/completions", json=BODY).json()
+        assert answer["choices"][0]["message"]["content"] == "short"
+        assert httpx.get(f"{process.url}/health/ready").status_code == 200
+        process.signal()
+        assert error_of(late.result(), 503)["code"] == "unavailable"
+        assert process.end() == (0, "")
+
+
 def test_a_model_that_cannot_be_loaded_is_one_line_and_1() -> None:
     with serving(10, "unloadable") as process:
         assert process.end() == (1, "These weights are no weights.\n")
@@ -175,13 +202,15 @@ def test_a_port_in_use_is_one_line_and_1() -> None:
 
 def test_a_host_that_is_not_ours_is_one_line_and_1() -> None:
     lines: list[str] = []
-    assert run_server(ServeOptions(host="192.0.2.1", port=0), lambda serving: None, lines.append) == 1
-    assert len(lines) == 1 and "\n" not in lines[0]
+    settings = ServerSettings(security=SecuritySettings(insecure=True))
+    options = ServeOptions(host="192.0.2.1", port=0, settings=settings)
+    assert run_server(options, lambda serving: None, lines.append) == 1
+    assert len(lines) == 1 and lines[0].startswith("Cannot listen on 192.0.2.1:0: ")
 
 
 def test_a_model_that_does_not_exist_is_one_line_and_1(tmp_path: Path) -> None:
     lines: list[str] = []
-    options = ServeOptions(model=str(tmp_path / "nowhere"), port=0)
+    options = ServeOptions(models=(ModelOptions(str(tmp_path / "nowhere")),), port=0)
     assert run_server(options, lambda serving: None, lines.append) == 1
     assert len(lines) == 1 and "\n" not in lines[0]
 

@@ -2,40 +2,108 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
+from chairlift.engine.config import EngineConfig
+from chairlift.engine.embedding.engine import EmbeddingEngine
+from chairlift.engine.engine import Engine
 from chairlift.engine.errors import ModelUnavailable
+from chairlift.engine.memory.budget import Budget
 from chairlift.engine.models import resolve
-from chairlift.server.served import ServeOptions
-from chairlift.server.sources import find_models
+from chairlift.server.metrics import ServerMetrics
+from chairlift.server.models.model import ModelSpec, Use
+from chairlift.server.served import ModelOptions
+from chairlift.server.sources import specs_of
 
 
-def model_folder(path: Path) -> str:
+def model_folder(path: Path, **config: object) -> str:
+    """With one weight of 6 bytes in float16."""
     path.mkdir()
-    (path / "config.json").write_text("{}")
-    (path / "model.safetensors").touch()
+    (path / "config.json").write_text(json.dumps(config))
+    header = json.dumps({"w": {"dtype": "F16", "shape": [3], "data_offsets": [0, 6]}}).encode()
+    weights = len(header).to_bytes(8, "little") + header + bytes(6)
+    (path / "model.safetensors").write_bytes(weights)
     return str(path)
 
 
-def test_beside_and_alone(tmp_path: Path) -> None:
-    one, two = model_folder(tmp_path / "one"), model_folder(tmp_path / "two")
-    source, embedding = find_models(ServeOptions(model=one, embedding_model=two))
-    assert source is not None and embedding is not None
-    assert (source.served_name, embedding.served_name) == ("one", "two")
-    source, embedding = find_models(ServeOptions(embedding_model=two, served_embedding_name="vectors"))
-    assert source is None and embedding is not None
-    assert (embedding.folder, embedding.served_name) == (tmp_path / "two", "vectors")
-    source, embedding = find_models(ServeOptions(model=one))
-    assert source is not None and embedding is None
+def specs(*options: ModelOptions) -> list[ModelSpec]:
+    return specs_of(options, ServerMetrics().model)
 
 
-def test_two_models_have_two_names(tmp_path: Path) -> None:
-    one = model_folder(tmp_path / "one")
-    with pytest.raises(ModelUnavailable, match="--served-embedding-name"):
-        find_models(ServeOptions(model=one, embedding_model=one))
-    find_models(ServeOptions(model=one, embedding_model=one, served_embedding_name="two"))
+def test_the_use_of_a_folder_is_found(tmp_path: Path) -> None:
+    folders = {
+        "llama": model_folder(tmp_path / "llama", architectures=["LlamaForCausalLM"], model_type="llama"),
+        "bert": model_folder(tmp_path / "bert", architectures=["BertModel"], model_type="bert"),
+        "cross": model_folder(
+            tmp_path / "cross", architectures=["XForSequenceClassification"], model_type="x"
+        ),
+        "qwen": model_folder(tmp_path / "qwen", architectures=["Qwen3ForCausalLM"], model_type="qwen3"),
+    }
+    (tmp_path / "qwen" / "modules.json").write_text("[]")
+    found = specs(*(ModelOptions(path) for path in folders.values()))
+    assert {spec.name: spec.use for spec in found} == {
+        "llama": Use.GENERATION,
+        "bert": Use.EMBEDDING,
+        "cross": Use.EMBEDDING,
+        "qwen": Use.EMBEDDING,
+    }
+    for spec in found:
+        assert spec.found is not None and spec.found.use is spec.use
+        engine = spec.found.make(None, None)
+        assert isinstance(engine, Engine if spec.use is Use.GENERATION else EmbeddingEngine)
+        # Both keep to the budget of all.
+        assert spec.found.make(budget := Budget(9), None)._budget is budget
+    assert specs(ModelOptions(folders["llama"], use=Use.EMBEDDING))[0].use is Use.EMBEDDING
+
+
+def test_what_a_model_has_of_its_own(tmp_path: Path) -> None:
+    folder = model_folder(tmp_path / "one", max_position_embeddings=4096)
+    config = EngineConfig(max_num_seqs=1)
+    (spec,) = specs(
+        ModelOptions(
+            folder,
+            name="up",
+            aliases=("gpt-4", "big"),
+            dtype="float32",
+            max_model_len=100,
+            engine=config,
+            pinned=True,
+            idle_unload_s=5.0,
+        )
+    )
+    assert (spec.name, spec.aliases, spec.pinned, spec.idle_unload_s) == ("up", ("gpt-4", "big"), True, 5.0)
+    assert spec.context_length == 100
+    assert spec.found is not None
+    assert spec.found.size == 6 + 12  # what the file holds and what is made of it, side by side
+    engine = spec.found.make(None, None)
+    assert isinstance(engine, Engine) and engine.config == config
+
+
+def test_one_on_demand_is_not_looked_for_at_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def from_hub(name: str, *, progress: bool) -> Path:
+        asked.append(name)
+        return Path(model_folder(tmp_path / "snapshot", model_type="bert"))
+
+    monkeypatch.setattr(resolve, "_from_hub", from_hub)
+    (spec,) = specs(ModelOptions("org/name", at_start=False))
+    assert (spec.name, spec.use, spec.found, asked) == ("org/name", None, None, [])
+    assert spec.find().use is Use.EMBEDDING and asked == ["org/name"]
+    with pytest.raises(ModelUnavailable, match="There is no model folder"):
+        specs(ModelOptions(str(tmp_path / "nowhere" / "at" / "all"), at_start=False))
+
+
+def test_a_file_that_is_none_is_one_line_without_its_path(tmp_path: Path) -> None:
+    folder = model_folder(tmp_path / "one")
+    (tmp_path / "one" / "model.safetensors").write_bytes(b"\xff" * 8)
+    with pytest.raises(ModelUnavailable, match="^one cannot be loaded: model.safetensors is no safetensors"):
+        specs(ModelOptions(folder))
 
 
 def test_an_embedding_model_is_a_folder_or_a_name_on_the_hub(
@@ -45,8 +113,8 @@ def test_an_embedding_model_is_a_folder_or_a_name_on_the_hub(
     file.touch()
     for name in (str(file), str(tmp_path / "nowhere" / "at" / "all")):
         with pytest.raises(ModelUnavailable, match="is no embedding model"):
-            find_models(ServeOptions(embedding_model=name))
+            specs(ModelOptions(name, use=Use.EMBEDDING))
     folder = model_folder(tmp_path / "snapshot")
     monkeypatch.setattr(resolve, "_from_hub", lambda name, progress: Path(folder))
-    _, embedding = find_models(ServeOptions(embedding_model="org/name"))
-    assert embedding == resolve.ModelSource(Path(folder), "org/name")
+    (spec,) = specs(ModelOptions("org/name", use=Use.EMBEDDING))
+    assert (spec.name, spec.use) == ("org/name", Use.EMBEDDING)

@@ -118,6 +118,7 @@ def test_a_round_of_tools() -> None:
             text("Looking"),
             use("1", at="é"),
             {**use("2", "wait"), "caller": {"type": "direct"}},
+            use("3"),
         ),
         user(
             text("Well?"),
@@ -134,12 +135,71 @@ def test_a_round_of_tools() -> None:
             "tool_calls": [
                 {"id": "1", "type": "function", "function": {"name": "look", "arguments": '{"at": "é"}'}},
                 {"id": "2", "type": "function", "function": {"name": "wait", "arguments": "{}"}},
+                {"id": "3", "type": "function", "function": {"name": "look", "arguments": "{}"}},
             ],
         },
         {"role": "tool", "content": [text("a"), text("b")], "tool_call_id": "1", "name": "look"},
         {"role": "tool", "content": [text("Error:"), text("no")], "tool_call_id": "2", "name": "wait"},
-        {"role": "tool", "content": [text("")], "tool_call_id": "3"},
+        {"role": "tool", "content": [text("")], "tool_call_id": "3", "name": "look"},
         {"role": "user", "content": [text("Well?")]},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("messages", "param", "said"),
+    [
+        ([user(result("1"))], "messages[0].content[0].tool_use_id", "no tool_use before it"),
+        (
+            [assistant(use("1")), user(text("a"), result("2"))],
+            "messages[1].content[1].tool_use_id",
+            "no tool_use before it has the id '2'",
+        ),
+        (
+            [assistant(use("1")), user(result("1")), user(result("1"))],
+            "messages[2].content[0].tool_use_id",
+            "has its result",
+        ),
+        (
+            [assistant(use("1")), user(result("1")), assistant(text("a")), user(result("1"))],
+            "messages[3].content[0].tool_use_id",
+            "not of the turn before",
+        ),
+        (
+            [assistant(text("a"), use("1")), user(text("b"))],
+            "messages[0].content[1]",
+            "no tool_result follows",
+        ),
+        (
+            [assistant(use("1"), use("2")), user(result("1")), assistant(text("a"))],
+            "messages[0].content[1]",
+            "the tool_use '2'",
+        ),
+        ([assistant(use("1"), use("1"))], "messages[0].content[1].id", "repeats '1'"),
+    ],
+)
+def test_results_without_their_calls_and_calls_without_results(
+    messages: list[Fields], param: str, said: str
+) -> None:
+    """As Anthropic's service has it."""
+    with pytest.raises(APIError) as caught:
+        chat(*messages)
+    assert (caught.value.status, caught.value.param) == (400, param)
+    assert said in caught.value.message
+
+
+def test_results_may_come_in_several_messages_and_around_the_systems() -> None:
+    made = chat(
+        assistant(use("1")),
+        assistant(use("2")),
+        {"role": "system", "content": "Wait."},
+        user(result("2")),
+        user(result("1"), text("Go on.")),
+        assistant(use("1")),
+        user(result("1")),
+        assistant(use("3")),
+    )
+    assert [message["role"] for message in made] == [
+        *("assistant", "system", "tool", "tool", "user", "assistant", "tool", "assistant")
     ]
 
 

@@ -37,7 +37,7 @@ async def test_other_methods_and_paths() -> None:
             assert wrong.headers["allow"] == "POST, OPTIONS"
             options = await server.client.options(path)
             assert (options.status_code, options.headers["allow"]) == (204, "POST, OPTIONS")
-        for path in ("/v1/messages/batches", "/v1/messages/"):
+        for path in ("/v1/messages/batches", "/v1/messages//"):
             assert refusal(await server.client.post(path, json={}), 404)["type"] == "not_found_error"
         # Elsewhere the header tells whose client it is.
         unknown = await server.client.get("/v1/files", headers=VERSION)

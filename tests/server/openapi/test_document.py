@@ -31,6 +31,7 @@ from chairlift.server.openapi.items import (
 )
 from chairlift.server.openapi.operations import OPERATIONS
 from chairlift.server.wire.chat import ChatRequest
+from chairlift.server.wire.completions import CompletionRequest
 from chairlift.server.wire.parameters import CHAT
 from tests.fake_tokenizer import FakeTokenizer
 from tests.fakes import FakeRunner, answering
@@ -100,6 +101,12 @@ async def test_bounds_are_those_of_the_code(name: str) -> None:
         if "exclusiveMinimum" in bounds:
             assert await status(bounds["exclusiveMinimum"]) == 400
             assert await status(bounds["exclusiveMinimum"] + 0.01) == 200
+
+
+def test_completions_may_be_nothing_but_an_echo() -> None:
+    """As tests/server/test_echo.py has it."""
+    number, _ = schema_of(CompletionRequest)["properties"]["max_tokens"]["anyOf"]
+    assert (number["type"], number["minimum"]) == ("integer", 0)
 
 
 def check(model: type[BaseModel], payload: object) -> None:

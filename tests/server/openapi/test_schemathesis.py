@@ -14,10 +14,12 @@ from schemathesis.checks import CHECKS, load_all_checks
 
 from chairlift.server.openapi.document import openapi
 from chairlift.server.openapi.operations import OPERATIONS, Operation
+from chairlift.server.security.gate import HEALTH
 from chairlift.server.wire.messages import CountTokensRequest
 from tests.fakes import FakeRunner, answering
 from tests.server.embedding_harness import EMBEDDER, embedding_lift
 from tests.server.harness import MODEL, on_socket
+from tests.server.security.keyring import ROOT, bearer, secured
 
 GOOD, BAD = 8, 4
 """Requests for each operation: making them up takes most of the time."""
@@ -42,7 +44,7 @@ class Server:
     async def _serve(self) -> None:
         runner = FakeRunner(answering("abc"))
         async with (
-            embedding_lift(runner=runner, context_length=64) as server,
+            embedding_lift(runner=runner, context_length=64, settings=secured()) as server,
             on_socket(server.app) as url,
         ):
             self.url.set_result(url)
@@ -101,9 +103,22 @@ def test_no_request_made_up_from_the_description_is_a_500(operation: Operation, 
     checks = CHECKS.get_by_names(CHECKED)
 
     def call(case: schemathesis.Case) -> None:
-        case.call_and_validate(base_url=url, checks=checks, timeout=10)
+        case.call_and_validate(base_url=url, checks=checks, headers=bearer(ROOT), timeout=10)
 
     good, bad = schemathesis.GenerationMode.POSITIVE, schemathesis.GenerationMode.NEGATIVE
     run(GOOD)(given(described.as_strategy(generation_mode=good))(call))()
     if (operation.body is not None or operation.query) and operation.body is not CountTokensRequest:
         run(BAD)(given(described.as_strategy(generation_mode=bad))(call))()
+
+
+@pytest.mark.parametrize("operation", DISTINCT, ids=lambda operation: f"{operation.method} {operation.path}")
+def test_whatever_is_sent_without_a_key_is_401_in_the_form_described(operation: Operation, url: str) -> None:
+    described = SCHEMA[operation.path][operation.method.upper()]
+    checks = CHECKS.get_by_names(CHECKED)
+
+    def call(case: schemathesis.Case) -> None:
+        for headers in ({}, {"Authorization": "Bearer nobody"}):
+            response = case.call_and_validate(base_url=url, checks=checks, headers=headers, timeout=10)
+            assert operation.path in HEALTH or response.status_code == 401
+
+    run(2)(given(described.as_strategy(generation_mode=schemathesis.GenerationMode.POSITIVE))(call))()

@@ -78,6 +78,29 @@ def test_where_another_answer_begins() -> None:
     assert conversation(call("1"), output("1"), call("2"), output("2"))[2]["tool_calls"] == [called("2")]
 
 
+@pytest.mark.parametrize(
+    "items",
+    [
+        [call("1"), user("a")],
+        [call("1"), said("x"), user("a"), said("y")],
+        [call("2"), call("1"), output("2")],
+        [call("1"), user("a"), call("1"), output("1")],
+    ],
+)
+def test_calls_without_their_outputs_are_refused(items: list[JSON]) -> None:
+    with pytest.raises(APIError) as caught:
+        conversation(*items)
+    place = [f"input[{at}]" for at, item in enumerate(items) if item == call("1")][-1]
+    assert (caught.value.status, caught.value.param) == (400, place)
+    assert "function call 1" in caught.value.message
+
+
+def test_outputs_may_come_late_and_those_of_the_end_are_still_to_come() -> None:
+    late = conversation(call("1"), user("a"), output("1"))
+    assert [message["role"] for message in late] == ["assistant", "user", "tool"]
+    assert len(conversation(user("a"), call("1"), said("x"), call("2"))) == 3
+
+
 def test_thinking_alone_is_not_lost() -> None:
     assert conversation(thought("t"), user("a")) == [
         {"role": "assistant", "content": "", "reasoning_content": "t"},

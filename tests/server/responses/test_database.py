@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from chairlift.server.payload import Payload
+from chairlift.server.responses.caller import Caller
 from chairlift.server.responses.database import Bounds, ResponseDatabase, Stored, StoreFault
 
 ROOMY = Bounds(count=1000, bytes=10**9, age_s=1e9)
@@ -234,6 +235,88 @@ def test_what_is_no_store_is_left_alone(tmp_path: Path) -> None:
         if before:
             assert path.read_bytes()[:100] == before[:100]
     assert not (tmp_path / "no").exists()
+
+
+VERSION_1 = Path(__file__).with_name("version_1.sql").read_text()
+OLD_ROWS = """
+INSERT INTO responses VALUES ('a', 1, 1, 100, NULL, '{"id": "a"}', x'00ff');
+INSERT INTO responses VALUES ('b', 2, 2, 100, 'me', '{}', NULL);
+INSERT INTO items VALUES (1, '1', 0, 70, '{"id": "1", "text": "one"}'), (2, '2', 0, 80, '{"id": "2"}');
+INSERT INTO conversations VALUES ('a', 0, 1, 0), ('a', 1, 2, 1), ('b', 0, 1, 0), ('b', 1, 2, 0);
+"""
+ALICE, BOB, ROOT = Caller("alice", False), Caller("bob", False), Caller("root", True)
+
+
+def columns(path: Path) -> list[object]:
+    with closing(sqlite3.connect(path)) as connection:
+        tables = ("responses", "items", "conversations", "owners", "total")
+        return [connection.execute(f"PRAGMA table_info({table})").fetchall() for table in tables]
+
+
+def test_an_older_file_is_taken_over_whole(tmp_path: Path) -> None:
+    path = tmp_path / "old"
+    with closing(sqlite3.connect(path)) as connection:
+        connection.executescript(VERSION_1 + OLD_ROWS)
+    one, two = {"id": "1", "text": "one"}, {"id": "2"}
+    for _ in range(2):  # the second time there is nothing left to do
+        with database(path) as (kept, _):
+            assert kept.get("a", ALICE) == Stored({"id": "a"}, (one,), (two,), None, b"\x00\xff")
+            assert kept.get("b", BOB) == Stored({}, (one, two), (), "me")
+            assert kept.find_items(["1", "2"], BOB) == {"1": one, "2": two}
+    with database(tmp_path / "new"):
+        assert columns(path) == columns(tmp_path / "new")
+    with database(path) as (kept, _):
+        kept.put("c", Stored({}, (), (), tenant="alice"))
+        assert kept.get("c", ALICE) is not None and kept.get("c", BOB) is None
+        assert kept.delete("a") and kept.find_items(["1", "2"]) == {"1": one, "2": two}
+        assert kept.delete("b") and kept.find_items(["1", "2"]) == {}
+        assert kept.delete("c")
+    with closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("SELECT bytes FROM total").fetchone() == (0,)
+
+
+def test_a_file_of_anothers_with_the_same_number_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "other"
+    with closing(sqlite3.connect(path)) as connection:
+        connection.executescript("CREATE TABLE mine (x); PRAGMA user_version = 1;")
+    before = path.read_bytes()
+    with pytest.raises(StoreFault):
+        ResponseDatabase(path, ROOMY)
+    assert path.read_bytes() == before
+
+
+def test_responses_are_there_for_whoever_has_made_them() -> None:
+    with database() as (kept, _):
+        kept.put("a", Stored({}, (item("1"),), (item("2"),), tenant="alice"))
+        kept.put("b", Stored({}, (item("1"), item("3", "bob's")), (), tenant="bob"))
+        kept.put("n", Stored({}, (item("4"),), ()))
+        for caller, ids, items in (
+            (ALICE, "an", "124"),
+            (BOB, "bn", "134"),
+            (ROOT, "abn", "1234"),
+            (Caller(), "abn", "1234"),
+        ):
+            assert [id for id in "abn" if kept.get(id, caller) is not None] == list(ids)
+            assert sorted(kept.find_items(list("1234"), caller)) == list(items)
+        assert not kept.delete("a", BOB) and kept.get("a") is not None
+        assert kept.delete("a", ALICE) and kept.delete("b", ROOT) and kept.delete("n", BOB)
+
+
+def test_an_item_of_anothers_never_stands_for_ones_own() -> None:
+    with database() as (kept, _):
+        kept.put("a", Stored({}, (item("1", "alice's"),), (), tenant="alice"))
+        kept.put("b", Stored({}, (item("1", "bob's"),), (), tenant="bob"))
+        assert kept.find_items(["1"], ALICE) == {"1": item("1", "alice's")}
+        assert kept.find_items(["1"]) == {"1": item("1", "bob's")}
+
+
+def test_looking_for_anothers_response_does_not_keep_it() -> None:
+    with database(bounds=Bounds(2, 10**9, 1e9)) as (kept, _):
+        kept.put("a", Stored({}, (), (), tenant="alice"))
+        kept.put("b", Stored({}, (), (), tenant="alice"))
+        assert kept.get("a", BOB, use=True) is None
+        kept.put("c", Stored({}, (), (), tenant="alice"))
+        assert kept.get("a") is None
 
 
 def test_owners() -> None:

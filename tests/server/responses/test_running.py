@@ -244,6 +244,7 @@ async def test_a_client_that_leaves_a_stream() -> None:
         left = (await get(server, created["response"]["id"])).json()
         assert checked(left)["status"] == "cancelled"
         assert left["output"][0]["content"][0]["text"]
+        assert 0 < counted(left) == server.engine.stats().generation_tokens
         assert server.app.state.context.responses._running == {}
 
 
@@ -269,7 +270,7 @@ async def test_a_server_that_stops_ends_what_it_answers(tmp_path: Path) -> None:
     async with lift(settings=settings) as server:
         failed = (await get(server, begun["id"])).json()
     assert checked(failed)["status"] == "failed"
-    assert failed["error"]["message"] == "The server is shutting down."
+    assert failed["error"]["message"] == "The model is shutting down."
 
 
 async def test_a_fault_of_ours_ends_a_stream_well(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,9 +7,10 @@ from pathlib import Path
 from chairlift.engine.engine import Engine
 from chairlift.server.metrics import ServerMetrics
 from chairlift.server.responses.database import Bounds, ResponseDatabase, Stored
-from chairlift.server.serve import listen, serve_engine
+from chairlift.server.serve import listen, serve_models
 from chairlift.server.settings import ResponsesSettings, ServerSettings
 from tests.fakes import FakeRunner, answering, fake_model
+from tests.server.given_engines import models_of
 from tests.server.harness import JSON, Lift, error_of, lift
 from tests.server.responses.asking import (
     RESPONSES,
@@ -297,12 +298,13 @@ async def test_a_store_that_cannot_be_opened_is_said_at_the_start(tmp_path: Path
     complaints: list[str] = []
     announced: list[object] = []
     with listen("127.0.0.1", 0) as listener:
-        code = await serve_engine(
-            Engine(fake_model()),
+        metrics = ServerMetrics()
+        code = await serve_models(
+            models_of(metrics, Engine(fake_model())),
             listener,
             announced.append,
             complaints.append,
-            metrics=ServerMetrics("fake"),
+            metrics=metrics,
             settings=keeping(path=tmp_path),
             drain_timeout=0,
         )

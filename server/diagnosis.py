@@ -1,0 +1,235 @@
+"""What `chairlift doctor` says about serving with certain settings: whether it would work, and what would be
+missing."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import stat
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from chairlift.engine.errors import ModelUnavailable
+from chairlift.server.configuration.fields import Configuration
+from chairlift.server.configuration.serving import model_options
+from chairlift.server.configuration.types import parse_size, store_path
+from chairlift.server.models.model import Use
+from chairlift.server.occupant import answers_as_chairlift, occupant
+from chairlift.server.quantities import size
+from chairlift.server.serve import listen
+from chairlift.server.served import ModelOptions
+
+if TYPE_CHECKING:
+    from chairlift.engine.doctor import Examination
+    from chairlift.engine.models.projection import Projection
+
+PROMPT = 1000
+"""Tokens of a request, where an example is needed."""
+FEW_FILES = 1024
+"""Each connection takes one, and so do the model's files."""
+FREE_BYTES = 2**30
+"""Below that a disk is as good as full."""
+
+
+class Level(StrEnum):
+    OK = "ok"
+    WARNING = "warning"
+    FAULT = "fault"
+    """`chairlift serve` would not start, or not serve."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    level: Level
+    what: str
+    text: str
+
+
+def diagnose(given: Configuration, found: Examination) -> list[Finding]:
+    """
+    Args:
+        given: the settings of the server that is to be.
+        found: the machine.
+    """
+    models = [each for each in model_options(given) if each.use is not Use.EMBEDDING]
+    told = [finding for model in models for finding in _model(model, given, found)]
+    return [*told, *_port(given), *_folders(given, found), *_secrets(given), *_files(found)]
+
+
+def _model(asked: ModelOptions, given: Configuration, found: Examination) -> Iterator[Finding]:
+    """Of one model, by itself."""
+    from chairlift.engine.models.projection import project
+    from chairlift.engine.models.resolve import present_model
+    from chairlift.engine.models.soundness import has_tokenizer
+
+    name = asked.model or "the embedded model"
+    try:
+        folder = present_model(asked.model, dtype=asked.dtype)
+        if folder is None:
+            yield Finding(
+                Level.WARNING, "model", f"{name} is not here yet: the first start fetches or converts it."
+            )
+            return
+        needs = project(folder, dtype=asked.dtype, kv_cache_dtype=asked.kv_cache_dtype)
+    except ModelUnavailable as error:
+        yield Finding(Level.FAULT, "model", error.message)
+        return
+    if not has_tokenizer(folder):
+        yield Finding(Level.FAULT, "model", f"{name} has no tokenizer.")
+    yield Finding(Level.OK, "model", f"{name}: {needed(needs, given)}")
+    yield from memory(needs, given, found)
+
+
+def needed(needs: Projection, given: Configuration) -> str:
+    """What a model takes, in words."""
+    text = f"weights {size(needs.weight_bytes)}"
+    if needs.peak_bytes > needs.weight_bytes:
+        text += f" ({size(needs.peak_bytes)} while they load)"
+    one, all_ = needs.rows(1, PROMPT), needs.rows(given.max_num_seqs, PROMPT)
+    text += f", keys and values {size(one)} for {PROMPT} tokens"
+    text += f", {size(all_)} for {given.max_num_seqs} such requests"
+    if needs.row_bytes:
+        text += f", of which states {size(needs.row_bytes)} a request"
+    return text
+
+
+def memory(needs: Projection, given: Configuration, found: Examination) -> Iterator[Finding]:
+    """Whether it fits, and the command that would make it fit."""
+    limit = parse_size(given.memory_limit)
+    usable = found.usable_bytes if limit is None else limit
+    if not usable:
+        return
+    context = min(needs.context_length, given.max_model_len or needs.context_length)
+    one = needs.weight_bytes + needs.rows(1, context)
+    many = needs.weight_bytes + needs.rows(given.max_num_seqs, PROMPT)
+    room = max(0, usable - needs.weight_bytes)
+    if max(needs.weight_bytes + needs.rows(1, PROMPT), needs.peak_bytes) > usable:
+        lacking = f"{size(needs.peak_bytes)} to load and {size(usable)} may be used: it does not fit"
+        yield Finding(Level.FAULT, "memory", lacking + wired(max(one, needs.peak_bytes), found))
+        return
+    tokens = room // needs.token_bytes if needs.token_bytes else None
+    text = f"{size(room)} of {size(usable)} are left for requests, steps and the process itself"
+    if tokens is not None:
+        text += f", {tokens:,} tokens of all together"
+    short = max(one, many) > usable
+    if one > usable:
+        text += f"; one of {context:,} tokens, the model's context, does not fit"
+    elif short:
+        text += f"; {given.max_num_seqs} of {PROMPT} tokens at once do not fit, some would wait"
+    yield Finding(Level.WARNING if short else Level.OK, "memory", text + wired(max(one, many), found))
+
+
+def wired(needs: int, found: Examination) -> str:
+    """The command that lets a Mac's GPU use more of the memory; empty where it does not matter."""
+    from chairlift.engine.doctor import WIRED_LIMIT, wired_limit_for
+
+    if found.wired_limit_mb is None or not found.working_set_bytes or not found.memory_bytes:
+        return "."
+    limit = wired_limit_for(needs, found.working_set_bytes, found.memory_bytes)
+    if limit is None:
+        return "."
+    return f". This would allow it, until the next start of the machine: sudo sysctl {WIRED_LIMIT}={limit}"
+
+
+def _port(given: Configuration) -> Iterator[Finding]:
+    place = f"{given.host}:{given.port}"
+    try:
+        listen(given.host, given.port).close()
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            yield Finding(Level.FAULT, "port", f"{place} cannot be listened on: {error.strerror or error}.")
+        elif answers_as_chairlift(given.port):
+            yield Finding(Level.WARNING, "port", f"{place} is taken by {occupant(given.port)}.")
+        else:
+            yield Finding(Level.FAULT, "port", f"{place} is taken by {occupant(given.port)}.")
+    else:
+        yield Finding(Level.OK, "port", f"{place} is free.")
+
+
+def _folders(given: Configuration, found: Examination) -> Iterator[Finding]:
+    """Those that are written to: whether they can be, and what room there is."""
+    store = store_path(given.responses_store)
+    disk = parse_size(given.prefix_cache_disk) or 0
+    prefixes = given.prefix_cache_dir or found.cache_folder
+    wanted: list[tuple[str, Path, int]] = [("cache", found.cache_folder, 0)]
+    if disk:
+        wanted.append(("prefix cache", prefixes, disk))
+    if store is not None:
+        wanted.append(("responses", store.absolute().parent, 0))
+    if given.log_file is not None:
+        wanted.append(("log", given.log_file.absolute().parent, 0))
+    for what, folder, bound in wanted:
+        if (why := unwritable(folder)) is not None:
+            yield Finding(Level.FAULT, what, f"{folder} cannot be written to: {why}.")
+            continue
+        free = shutil.disk_usage(_existing(folder)).free
+        text = f"{folder}: {size(free)} free"
+        if free < FREE_BYTES:
+            yield Finding(Level.WARNING, what, f"{text}; the disk is as good as full.")
+        elif bound > free:
+            yield Finding(Level.WARNING, what, f"{text}, less than the {size(bound)} that it may take.")
+        else:
+            yield Finding(Level.OK, what, f"{text}.")
+
+
+def unwritable(folder: Path) -> str | None:
+    """Why no file can be made below a folder, which need not exist; None: one can. Leaves nothing behind."""
+    existing = _existing(folder)
+    if not existing.is_dir():
+        return f"{existing} is no folder"
+    if existing != folder:
+        return None if os.access(existing, os.W_OK | os.X_OK) else f"{existing} does not allow it"
+    try:
+        with tempfile.TemporaryFile(dir=existing):
+            return None
+    except OSError as error:
+        return error.strerror or str(error)
+
+
+def _existing(folder: Path) -> Path:
+    return next(path for path in (folder, *folder.parents) if path.exists())
+
+
+def _secrets(given: Configuration) -> Iterator[Finding]:
+    for name in Configuration.model_fields:
+        if not name.endswith(("key_file", "keyfile")):
+            continue
+        value = getattr(given, name)
+        for path in value if isinstance(value, tuple) else (value,):
+            if isinstance(path, Path):
+                yield _secret_file(path)
+
+
+def _secret_file(path: Path) -> Finding:
+    try:
+        status = path.stat()
+    except OSError as error:
+        return Finding(Level.FAULT, "keys", f"{path} cannot be read: {error.strerror}.")
+    if not os.access(path, os.R_OK):
+        return Finding(Level.FAULT, "keys", f"{path} cannot be read by this user.")
+    if status.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+        return Finding(Level.FAULT, "keys", f"Others can read {path}: chmod 600 {path}")
+    return Finding(Level.OK, "keys", f"{path} is its owner's alone.")
+
+
+def _files(found: Examination) -> Iterator[Finding]:
+    import resource
+
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    if hard != resource.RLIM_INFINITY and hard < FEW_FILES:
+        yield Finding(Level.WARNING, "files", f"Only {hard} files may be open: as many clients at most.")
+    else:
+        count = "any number of" if hard == resource.RLIM_INFINITY else f"{hard:,}"
+        yield Finding(Level.OK, "files", f"{count} files may be open.")
+    if found.openblas is False:
+        yield Finding(
+            Level.WARNING,
+            "BLAS",
+            "the reference BLAS is about 15 times slower: install libopenblas0-pthread and set "
+            "LD_PRELOAD=libopenblas.so.0.",
+        )

@@ -1,0 +1,187 @@
+"""Whether serving would work, told before it is tried."""
+
+from __future__ import annotations
+
+import os
+import socket
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from chairlift.engine.errors import ModelUnavailable
+from chairlift.engine.models.projection import Projection
+from chairlift.server import diagnosis
+from chairlift.server.configuration.fields import Configuration
+from chairlift.server.diagnosis import Finding, Level, diagnose, unwritable
+from tests.server.cli.test_doctor import FOUND
+
+Patch = pytest.MonkeyPatch
+GB = 10**9
+NEEDS = Projection(8 * GB, 8 * GB, token_bytes=100_000, windows=(), row_bytes=0, context_length=8192)
+MAC = replace(FOUND, memory_bytes=64 * 2**30, working_set_bytes=48 * GB, usable_bytes=45 * GB)
+
+
+@pytest.fixture(autouse=True)
+def model(tmp_path: Path, monkeypatch: Patch) -> Path:
+    """A model that is here and needs `NEEDS`."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "tokenizer.json").touch()
+    monkeypatch.setattr("chairlift.engine.models.resolve.present_model", lambda name, dtype=None: folder)
+    monkeypatch.setattr("chairlift.engine.models.projection.project", lambda folder, **given: NEEDS)
+    return folder
+
+
+def given(**settings: Any) -> Configuration:
+    return Configuration(**{"port": 0, **settings})
+
+
+def findings(settings: Configuration, tmp_path: Path, **found: Any) -> dict[str, Finding]:
+    examined = replace(MAC, cache_folder=tmp_path / "cache", **found)
+    return {finding.what: finding for finding in diagnose(settings, examined)}
+
+
+def test_all_is_well(tmp_path: Path) -> None:
+    found = findings(given(), tmp_path)
+    assert {finding.level for finding in found.values()} == {Level.OK}
+    assert found["model"].text == (
+        "the embedded model: weights 8 GB, keys and values 100 MB for 1000 tokens, 3.2 GB for 32 such "
+        "requests"
+    )
+    assert found["memory"].text == (
+        "37 GB of 45 GB are left for requests, steps and the process itself, 370,000 tokens of all together."
+    )
+    assert not (tmp_path / "cache").exists()
+
+
+def memory(tmp_path: Path, monkeypatch: Patch, settings: Configuration, **needs: int) -> Finding:
+    changed = replace(NEEDS, **needs)
+    monkeypatch.setattr("chairlift.engine.models.projection.project", lambda folder, **given: changed)
+    return findings(settings, tmp_path)["memory"]
+
+
+def test_a_model_that_does_not_fit(tmp_path: Path, monkeypatch: Patch) -> None:
+    found = memory(tmp_path, monkeypatch, given(), weight_bytes=70 * GB, peak_bytes=70 * GB)
+    assert found == Finding(Level.FAULT, "memory", "70 GB to load and 45 GB may be used: it does not fit.")
+
+
+def test_a_model_that_would_fit_under_another_limit(tmp_path: Path, monkeypatch: Patch) -> None:
+    found = memory(tmp_path, monkeypatch, given(), weight_bytes=50 * GB, peak_bytes=50 * GB)
+    # 50 GB and 0.8192 for one whole context, and 5 % more, in MiB
+    assert found.level is Level.FAULT
+    assert found.text.endswith(": sudo sysctl iogpu.wired_limit_mb=50889")
+    assert -(-int(1.05 * (50 * GB + 8192 * 100_000)) // 2**20) == 50889
+
+
+def test_room_for_one_but_not_for_all(tmp_path: Path, monkeypatch: Patch) -> None:
+    found = memory(tmp_path, monkeypatch, given(max_num_seqs=400))
+    assert found.level is Level.WARNING
+    assert "400 of 1000 tokens at once do not fit, some would wait" in found.text
+    found = memory(tmp_path, monkeypatch, given(), context_length=10**6)
+    assert found.level is Level.WARNING and "one of 1,000,000 tokens" in found.text
+    found = memory(tmp_path, monkeypatch, given(max_model_len=1000), context_length=10**6)
+    assert found.level is Level.OK
+
+
+def test_a_limit_of_ones_own(tmp_path: Path, monkeypatch: Patch) -> None:
+    found = memory(tmp_path, monkeypatch, given(memory_limit="10GB"))
+    assert found.level is Level.WARNING and found.text.startswith("2 GB of 10 GB are left")
+    assert "memory" not in findings(given(memory_limit="off"), tmp_path)
+
+
+def test_states_and_peaks_are_told(tmp_path: Path, monkeypatch: Patch) -> None:
+    memory(tmp_path, monkeypatch, given(), peak_bytes=12 * GB, row_bytes=10**6)
+    text = findings(given(), tmp_path)["model"].text
+    assert "(12 GB while they load)" in text and "states 1 MB a request" in text
+
+
+def test_a_model_that_is_not_here_or_cannot_be(tmp_path: Path, monkeypatch: Patch) -> None:
+    monkeypatch.setattr("chairlift.engine.models.resolve.present_model", lambda name, dtype=None: None)
+    found = findings(given(model="org/name"), tmp_path)["model"]
+    assert found.level is Level.WARNING and "org/name is not here yet" in found.text
+
+    def missing(name: str, dtype: str | None = None) -> None:
+        raise ModelUnavailable("There is no such model.")
+
+    monkeypatch.setattr("chairlift.engine.models.resolve.present_model", missing)
+    found = findings(given(model="x"), tmp_path)["model"]
+    assert found == Finding(Level.FAULT, "model", "There is no such model.")
+
+
+def test_a_model_without_a_tokenizer(model: Path, tmp_path: Path) -> None:
+    (model / "tokenizer.json").unlink()
+    settings = given()
+    levels = [finding.level for finding in diagnose(settings, MAC) if finding.what == "model"]
+    assert levels == [Level.FAULT, Level.OK]
+
+
+def test_a_port_that_is_taken(tmp_path: Path, monkeypatch: Patch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        monkeypatch.setattr(diagnosis, "occupant", lambda port: "nginx, pid 1")
+        for chairlift, level in ((False, Level.FAULT), (True, Level.WARNING)):
+            monkeypatch.setattr(diagnosis, "answers_as_chairlift", lambda port, is_ours=chairlift: is_ours)
+            found = findings(given(port=port), tmp_path)["port"]
+            assert found == Finding(level, "port", f"127.0.0.1:{port} is taken by nginx, pid 1.")
+
+
+def test_a_host_that_is_not_ours(tmp_path: Path) -> None:
+    assert findings(given(host="192.0.2.1"), tmp_path)["port"].level is Level.FAULT
+
+
+def test_disks(tmp_path: Path, monkeypatch: Patch) -> None:
+    monkeypatch.setattr(diagnosis.shutil, "disk_usage", lambda path: SimpleNamespace(free=50 * GB))
+    found = findings(given(prefix_cache_disk="100GB", prefix_cache_dir=tmp_path / "kept"), tmp_path)
+    text = f"{tmp_path / 'kept'}: 50 GB free, less than the 100 GB that it may take."
+    assert found["prefix cache"] == Finding(Level.WARNING, "prefix cache", text)
+    assert found["cache"].level is Level.OK
+    monkeypatch.setattr(diagnosis.shutil, "disk_usage", lambda path: SimpleNamespace(free=10**6))
+    assert findings(given(), tmp_path)["cache"].level is Level.WARNING
+
+
+def test_folders_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    where = tmp_path / "file"
+    found = findings(given(responses_store=str(where / "r.sqlite"), log_file=where / "log"), tmp_path)
+    assert found["responses"].level is found["log"].level is Level.FAULT
+    assert unwritable(where / "x") == f"{where} is no folder"
+    assert unwritable(tmp_path) is None and unwritable(tmp_path / "new" / "er") is None
+
+
+def test_folders_without_permission(tmp_path: Path, monkeypatch: Patch) -> None:
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    assert unwritable(tmp_path / "new") == f"{tmp_path} does not allow it"
+
+    def refuse(**given: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(diagnosis.tempfile, "TemporaryFile", refuse)
+    assert unwritable(tmp_path) == "Permission denied"
+
+
+def test_files_of_keys(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    assert diagnosis._secret_file(path).level is Level.FAULT
+    path.touch()
+    path.chmod(0o640)
+    assert diagnosis._secret_file(path) == Finding(
+        Level.FAULT, "keys", f"Others can read {path}: chmod 600 {path}"
+    )
+    path.chmod(0o600)
+    assert diagnosis._secret_file(path).level is Level.OK
+
+
+@pytest.mark.parametrize(("hard", "level"), [(256, Level.WARNING), (1024, Level.OK), (-1, Level.OK)])
+def test_how_many_files_may_be_open(hard: int, level: Level, tmp_path: Path, monkeypatch: Patch) -> None:
+    import resource
+
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (256, hard))
+    assert findings(given(), tmp_path)["files"].level is level
+
+
+def test_a_slow_blas_comes_with_its_cure(tmp_path: Path) -> None:
+    assert "LD_PRELOAD=libopenblas.so.0" in findings(given(), tmp_path, openblas=False)["BLAS"].text
+    assert "BLAS" not in findings(given(), tmp_path, openblas=True)
