@@ -20,14 +20,16 @@ OPENBLAS := libopenblas.so.0
 HAS_OPENBLAS := PATH="$$PATH:/usr/sbin:/sbin" ldconfig -p 2>/dev/null | grep -q $(OPENBLAS)
 WITH_OPENBLAS = $(if $(LINUX),$(shell $(HAS_OPENBLAS) && echo env LD_PRELOAD=$(OPENBLAS)))
 
-.PHONY: help run test check static bench parity clients clean openblas
+.PHONY: help run test check static audit bench bench-peers parity clients clean openblas prometheus
 
 help:
 	@echo 'make run     serve the embedded model at http://127.0.0.1:8000   (ARGS="--port 9000")'
 	@echo 'make test    run all tests                                       (ARGS="-k scheduler")'
 	@echo 'make check   lint, format, types and import directions, then all tests'
 	@echo 'make static  make check without the tests'
+	@echo 'make audit   ask for known faults of what is installed, where the advisories can be reached'
 	@echo 'make bench   measure Chairlift and mlx_lm.server in turn, into bench/RESULTS.md'
+	@echo 'make bench-peers  the same for every other server that installs here, below build/peers'
 	@echo 'make parity  hold every model family in a batch against solo runs, into docs/models.md'
 	@echo 'make clients install other projects'"'"' clients into build/clients, and hold exchanges (ARGS="codex llm")'
 	@echo 'make clean   remove the environment and everything made from the sources'
@@ -36,7 +38,7 @@ run: $(RUN_STAMP) openblas
 	@exec $(WITH_OPENBLAS) $(BIN)/chairlift serve $(ARGS)
 
 # One process a core, so one BLAS thread each.
-test: $(DEV_STAMP) openblas
+test: $(DEV_STAMP) openblas prometheus
 	OPENBLAS_NUM_THREADS=1 $(WITH_OPENBLAS) $(BIN)/pytest -n auto --dist loadgroup $(ARGS)
 
 check: static test
@@ -47,8 +49,14 @@ static: $(DEV_STAMP)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+audit: $(DEV_STAMP)
+	$(BIN)/python -m tests.packaging.audit $(ARGS)
+
 bench: $(DEV_STAMP) openblas
-	$(WITH_OPENBLAS) $(BIN)/python bench/compare.py $(ARGS)
+	$(WITH_OPENBLAS) $(BIN)/python bench/against.py --peers mlx_lm.server --section compare $(ARGS)
+
+bench-peers: $(DEV_STAMP) openblas
+	$(WITH_OPENBLAS) $(BIN)/python bench/against.py $(ARGS)
 
 parity: $(DEV_STAMP) openblas
 	$(WITH_OPENBLAS) $(BIN)/python -m tests.mlx.parity_table $(ARGS)
@@ -91,3 +99,14 @@ ifeq ($(LINUX)$(EXTRA),Linuxcpu)
 	fi; \
 	$(HAS_OPENBLAS) || echo 'Without OpenBLAS (Debian: libopenblas0-pthread) the CPU computes about 15 times slower.' >&2
 endif
+
+# Tests let Prometheus itself read what is there for it. Debian's, into build/ and not onto the system; without it
+# they skip.
+PROMETHEUS := build/prometheus
+prometheus:
+	@if ! command -v promtool >/dev/null && [ ! -x $(PROMETHEUS)/usr/bin/promtool ] && command -v apt-get dpkg-deb >/dev/null; then \
+	  echo 'Fetching Prometheus for the tests ...'; \
+	  mkdir -p $(PROMETHEUS) && cd $(PROMETHEUS) && \
+	  { [ "$$(id -u)" != 0 ] || apt-get -qq update >/dev/null 2>&1; \
+	    apt-get -qq download prometheus >/dev/null 2>&1 && dpkg-deb -x prometheus_*.deb .; } || true; \
+	fi

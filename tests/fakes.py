@@ -11,12 +11,24 @@ import threading
 import zlib
 from array import array
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from chairlift.engine.constraints import Compiler
 from chairlift.engine.constraints.matcher import Matcher
 from chairlift.engine.media import MediaProcessor
-from chairlift.engine.plan import LoadedModel, ModelInfo, NewRow, RunnerStats, Sample, StepPlan, StepResult
+from chairlift.engine.memory.states import StateSizes
+from chairlift.engine.memory.vocabulary import Device
+from chairlift.engine.plan import (
+    LoadedModel,
+    ModelInfo,
+    NewRow,
+    PromptPart,
+    RunnerStats,
+    Sample,
+    Span,
+    StepPlan,
+    StepResult,
+)
 from chairlift.engine.prefix.vocabulary import Page, PageData, PageSink, PrefixSpec, Restore, Save
 from chairlift.engine.thinking import ThinkingCount
 from tests.fake_tokenizer import EOS, FakeTokenizer
@@ -70,10 +82,12 @@ Draw = Callable[[FakeRow], int]
 
 def letters(row: FakeRow) -> int:
     """A small letter or a space: a hash of the last tokens, and of the seed unless greedy."""
-    tokens = [*row.tokens[-8:], len(row.tokens)] + (
-        [] if row.new.sampling.greedy else [row.new.seed, row.drawn]
-    )
-    return b"abcdefghijklmnopqrstuvwxyz "[zlib.crc32(repr(tokens).encode()) % 27]
+    return letter(row.tokens, *(() if row.new.sampling.greedy else (row.new.seed, row.drawn)))
+
+
+def letter(tokens: Sequence[int], *more: int) -> int:
+    known = [*tokens[-8:], len(tokens), *more]
+    return b"abcdefghijklmnopqrstuvwxyz "[zlib.crc32(repr(known).encode()) % 27]
 
 
 def answering(answer: str | Sequence[int]) -> Draw:
@@ -235,6 +249,7 @@ class FakeRunner:
         self._check(len(set(plan.rows)) == len(plan.rows), "a row stands twice in a plan")
         self.most_tokens = max(self.most_tokens, len(plan.decode) + sum(len(s.tokens) for s in plan.prefill))
         samples: dict[int, Sample] = {}
+        scored: dict[int, tuple[PromptPart, ...]] = {}
         for span in plan.prefill:
             if (row := self.rows.get(span.row)) is None:
                 self._check(self._knows(span.row), f"{span.row} prefilled before it was admitted")
@@ -243,6 +258,9 @@ class FakeRunner:
                 span.start == len(row.tokens) and not row.prefilled and bool(span.tokens), f"gap: {span}"
             )
             row.tokens += span.tokens
+            if row.new.sampling.prompt_logprobs is not None:
+                self._check(row.new.restore is None, "a prompt that is to be scored began with a kept prefix")
+                scored[span.row] = (self._score(row, span),)
             row.prefilled = span.last
             if span.last:
                 samples[span.row] = self._sample(row)
@@ -254,7 +272,20 @@ class FakeRunner:
             samples[id] = self._sample(row)
         for save in plan.save:
             self._save(save)
-        return self._spoil(plan, samples, fault)
+        return replace(self._spoil(plan, samples, fault), scored=scored)
+
+    def _score(self, row: FakeRow, span: Span) -> PromptPart:
+        """As a runner does: of the tokens behind those of the span; the last token is fed later."""
+        known = row.new.known
+        self._check(len(known) > 0, f"{span.row} is to be scored and does not know its prompt")
+        prompt = known[: len(known) - row.new.drawn]
+        targets = prompt[span.start + 1 : len(row.tokens) + (not span.last)]
+        count = row.new.sampling.prompt_logprobs or 0
+        told = [
+            Sample(token, -1.0 - at, tuple(((token + rank) % 256, -0.5 - at - rank) for rank in range(count)))
+            for at, token in enumerate(targets, span.start + 1)
+        ]
+        return PromptPart(span.start + 1, tuple(told))
 
     def _spoil(self, plan: StepPlan, samples: dict[int, Sample], fault: Fault) -> StepResult:
         failed, lost, silent = (
@@ -343,6 +374,8 @@ def fake_model(
     context_length: int = 4096,
     processor: MediaProcessor | None = None,
     prefix: PrefixSpec | None = None,
+    states: StateSizes | None = None,
+    device: Device | None = None,
 ) -> Callable[[], LoadedModel]:
     """A factory as `Engine` takes it."""
     tokenizer = tokenizer or FakeTokenizer()
@@ -364,5 +397,7 @@ def fake_model(
         prefix=prefix,
         constraints=Compiler(tokenizer.grammar_vocabulary, trial()),
         identity=lambda: f"{0:032x}",
+        states=states,
+        device=device,
     )
     return lambda: loaded

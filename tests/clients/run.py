@@ -127,7 +127,7 @@ def main(names: Sequence[str]) -> int:
         return 2
     chosen = [client for client in CLIENTS if not names or client.name in names]
     folders = {client.name: install(client) for client in chosen}
-    serve = (COMMAND, "serve", "--port", "0")
+    serve = (COMMAND, "serve", "--port", "0", "--no-access-log")
     both = (
         *("--model", str(embedded_model("float32")), "--served-model-name", MODEL),
         *("--embedding-model", str(minilm()), "--served-embedding-name", EMBEDDINGS),

@@ -15,11 +15,13 @@ import sys
 
 from chairlift.engine.engine import Engine
 from chairlift.server.metrics import ServerMetrics
-from chairlift.server.serve import EmbeddingServing, Serving, listen, serve_engine
+from chairlift.server.serve import listen, serve_models
+from chairlift.server.served import EmbeddingServing, Serving
 from chairlift.server.settings import ServerSettings
 from tests.clients.template import TEMPLATE
 from tests.fake_tokenizer import EOS, FakeTokenizer
 from tests.fakes import FakeRow, FakeRunner, fake_model
+from tests.server.given_engines import models_of
 
 NAME = "scripted"
 RESULT = re.compile(r"<tool_response>\n(.*?)\n</tool_response>", re.DOTALL)
@@ -60,13 +62,15 @@ def complain(line: str) -> None:
 
 
 def main() -> int:
-    metrics = ServerMetrics(NAME)
+    metrics = ServerMetrics()
     tokenizer = FakeTokenizer(jinja=TEMPLATE)
     model = fake_model(FakeRunner(Scripted()), tokenizer, name=NAME, context_length=1_000_000)
+    engine = Engine(model, observer=metrics.model(NAME))
+    metrics.model(NAME).watch(engine)
     with listen("127.0.0.1", 0) as listener:
         return asyncio.run(
-            serve_engine(
-                Engine(model, observer=metrics),
+            serve_models(
+                models_of(metrics, engine),
                 listener,
                 announce,
                 complain,

@@ -7,11 +7,11 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import httpx
 
@@ -57,16 +57,17 @@ class Served:
 
 
 @contextmanager
-def serving(*options: str) -> Iterator[Served]:
-    """A server of the embedded model on a free port, fetched first where this machine does not have it."""
+def started(command: Sequence[str], ready: str, **how: Any) -> Iterator[Served]:
+    """A server that has told its URL, killed at the end where it still runs.
+
+    Args:
+        ready: begins the last line that it says before it serves.
+        how: of `subprocess.Popen`.
+    """
     with (
         tempfile.TemporaryFile("w+") as log,
         subprocess.Popen(
-            [COMMAND, "serve", "--port", "0", *options],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            text=True,
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, text=True, **how
         ) as process,
     ):
         try:
@@ -74,12 +75,19 @@ def serving(*options: str) -> Iterator[Served]:
             said = ""
             for line in process.stdout:
                 said += line
-                if line.startswith("curl "):
+                if line.startswith(ready):
                     break
             found = re.search(r"http://[\w.:]+", said)
             served = Served(process, found[0] if found else "", said, log)
             assert found, served.complaints
-            assert httpx.get(f"{served.url}/health/ready", timeout=PATIENCE).status_code == 200
             yield served
         finally:
             process.kill()
+
+
+@contextmanager
+def serving(*options: str) -> Iterator[Served]:
+    """A server of the embedded model on a free port, fetched first where this machine does not have it."""
+    with started([COMMAND, "serve", "--port", "0", "--no-access-log", *options], "curl ") as served:
+        assert httpx.get(f"{served.url}/health/ready", timeout=PATIENCE).status_code == 200
+        yield served

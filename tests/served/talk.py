@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.faults.exchange import exchange, request_bytes
 from tests.served.process import MODEL, PATIENCE, Served
 
 CHAT = "/v1/chat/completions"
@@ -32,6 +33,10 @@ class Ask:
 
     path: str
     body: dict[str, Any]
+
+    @property
+    def sent(self) -> bytes:
+        return request_bytes(self.path, self.body)
 
     def streamed(self) -> Ask:
         return Ask(self.path, {**self.body, "stream": True, "stream_options": {"include_usage": True}})
@@ -112,19 +117,10 @@ async def connection(served: Served) -> AsyncIterator[tuple[asyncio.StreamReader
             await writer.wait_closed()
 
 
-def raw_request(ask: Ask) -> bytes:
-    body = json.dumps(ask.body).encode()
-    head = f"POST {ask.path} HTTP/1.1\r\nHost: test\r\nContent-Length: {len(body)}\r\n\r\n"
-    return head.encode() + body
-
-
 async def ask_and_leave(served: Served, ask: Ask, chunks: int) -> None:
     """Ask for a stream and close the socket after so many of its chunks: at 0, before it can begin."""
-    async with connection(served) as (reader, writer):
-        writer.write(raw_request(ask.streamed()))
-        await writer.drain()
-        for _ in range(chunks):
-            await asyncio.wait_for(reader.readuntil(b"data: "), PATIENCE)
+    reply = await exchange(served.port, ask.streamed().sent, events=chunks)
+    assert reply.body.count(b"data: ") >= chunks, reply
 
 
 Metrics = dict[str, float]
@@ -140,7 +136,7 @@ async def metrics(client: httpx.AsyncClient) -> Metrics:
                 if sample.name.endswith("_total"):
                     found[f"ended_{reason}"] = sample.value
             elif "le" not in sample.labels:
-                found[sample.name.removeprefix("chairlift:")] = sample.value
+                found[sample.name.removeprefix("chairlift_")] = sample.value
     return found
 
 

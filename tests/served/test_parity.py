@@ -25,7 +25,6 @@ from tests.served.talk import (
     connection,
     idle,
     metrics,
-    raw_request,
     streamed,
     whole,
 )
@@ -130,7 +129,7 @@ async def test_together_while_others_come_and_leave(
                 await ask_and_leave(served, long, 0)
             case 2:  # not streamed, in mid-prefill or mid-decode
                 async with connection(served) as (_, writer):
-                    writer.write(raw_request(endless))
+                    writer.write(endless.sent)
                     await writer.drain()
                     await ask_and_leave(served, complete("Two", max_tokens=4000, ignore_eos=True), 4)
             case _:  # two choices of one request

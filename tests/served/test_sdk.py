@@ -168,6 +168,21 @@ def test_logprobs_of_completions(sync: OpenAI) -> None:
         assert top[token] == pytest.approx(logprob, abs=1e-5)
 
 
+def test_a_prompt_scores_what_was_drawn_behind_it(sync: OpenAI) -> None:
+    """A greedy answer sent back as a part of the prompt has the log probabilities with which it was drawn."""
+    asked: dict[str, Any] = {"model": MODEL, "temperature": 0, "logprobs": 1}
+    prompt = "The capital of France is"
+    (drawn,) = sync.completions.create(prompt=prompt, max_tokens=12, **asked).choices
+    (echoed,) = sync.completions.create(prompt=prompt + drawn.text, max_tokens=0, echo=True, **asked).choices
+    assert drawn.logprobs and drawn.logprobs.tokens and drawn.logprobs.token_logprobs
+    assert echoed.logprobs and echoed.logprobs.tokens and echoed.logprobs.token_logprobs
+    assert echoed.text == prompt + drawn.text == "".join(echoed.logprobs.tokens)
+    count = len(drawn.logprobs.tokens)
+    assert echoed.logprobs.tokens[-count:] == drawn.logprobs.tokens
+    assert echoed.logprobs.token_logprobs[-count:] == pytest.approx(drawn.logprobs.token_logprobs, abs=1e-3)
+    assert echoed.logprobs.token_logprobs[0] is None
+
+
 async def test_asynchronous_all_at_once(sdk: AsyncOpenAI) -> None:
     async def whole() -> str | None:
         answer = await sdk.chat.completions.create(model=MODEL, messages=MESSAGES, temperature=0)

@@ -21,7 +21,6 @@ from tests.served.talk import (
     complete,
     connection,
     metrics,
-    raw_request,
     streamed,
     whole,
 )
@@ -68,7 +67,7 @@ async def visit(served: Served, client: httpx.AsyncClient, chance: random.Random
             ledger.left["with a token" if at else "early"] += 1
         case _:  # not streamed, at some time
             async with connection(served) as (_, writer):
-                writer.write(raw_request(endless))
+                writer.write(endless.sent)
                 await writer.drain()
                 await asyncio.sleep(chance.random())
             ledger.left["early"] += 1
