@@ -11,6 +11,7 @@ from packaging.specifiers import SpecifierSet
 from chairlift.patches import (
     attention,
     cpu_silu,
+    cuda_launches,
     depthwise_conv,
     gated_delta,
     gemma2,
@@ -138,6 +139,15 @@ def _seam(base: str, upstream: str, versions: str) -> Patch:
 
 
 PATCHES: tuple[Patch, ...] = (
+    Patch(
+        "launches on cuda",
+        MLX,
+        cuda_launches.VERSIONS,
+        "graphs of operations are made anew in most steps of a moving batch, and misses end in exceptions",
+        cuda_launches.set_launches,
+        cuda_launches.unset_launches,
+        cuda_launches.launches_are_set,
+    ),
     _of(
         "silu on a cpu",
         cpu_silu.VERSIONS,

@@ -24,6 +24,7 @@ from chairlift.engine.embedding.types import EmbeddingModelInfo, LoadedEmbedder,
 from chairlift.engine.errors import ModelUnavailable
 from chairlift.engine.memory.device import MlxDevice
 from chairlift.engine.models.loader import DTYPES, device_name
+from chairlift.patches import MLX, apply_patches
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +47,7 @@ def load_embedder(
     Raises:
         ModelUnavailable: the folder cannot be read as such a model, or not served as asked; one line.
     """
+    apply_patches((MLX,))
     config = read_json(folder / "config.json", dict)
     family = family_of(config, served_name)
     pipeline = read_pipeline(folder, served_name)

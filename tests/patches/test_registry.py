@@ -60,8 +60,8 @@ def test_without_a_patch_its_families_are_batched_worse(patch: str, family: str)
 
 def test_every_patch_is_tried() -> None:
     # test_qwen3_5.py, test_vlm_positions.py, test_cpu_silu.py, test_gated_delta.py,
-    # test_depthwise_conv.py
-    elsewhere = {"qwen3_5", "positions per row of mlx-vlm", "silu on a cpu"}
+    # test_depthwise_conv.py, test_cuda_launches.py
+    elsewhere = {"qwen3_5", "positions per row of mlx-vlm", "silu on a cpu", "launches on cuda"}
     elsewhere |= {"depthwise convolutions", "gated delta on cuda", "gated delta on cuda, mlx-vlm"}
     probed = {patch.name for patch in PATCHES if patch.needed is not None}
     assert probed | set(GAINS) | elsewhere == set(BY_NAME)
