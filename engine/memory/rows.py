@@ -140,6 +140,11 @@ class RowMemory:
         need = self._needs.pop(row.arrival, 0)
         if self._account is not None and need >= self._account.least:
             self._account.least = max(self._needs.values(), default=0)
+        if self._account is not None and row in self._refused:
+            # It waits no more: nobody is to keep memory for it, and the queue is looked at again.
+            self._refused.remove(row)
+            self._blocked_at = None
+            self._account.wait(self._refused[0].timing.queued if self._refused else None)
 
     # A plan, in the order in which it is made
 

@@ -108,3 +108,20 @@ def test_who_waits_longest_is_next_whichever_engine_it_is_in() -> None:
         assert served.step()
         if long.timing.admitted is None:
             assert all(row.timing.admitted is None for row in young)
+
+
+def test_nobody_keeps_memory_for_a_request_that_was_cancelled() -> None:
+    sizes = SIZES[0]
+    served = Served(sizes.alone(1000, 1049))
+    served.add(1, 900, 200)
+    served.step()
+    gone = served.add(0, 1000, 50)
+    for _ in range(15):
+        served.step()
+    assert gone.id is None and served.accounts[0].waiting_since is not None
+    served.drivers[0].scheduler.finish(gone)
+    assert served.drivers[0].scheduler.pause is None, "it looks again and again for nobody"
+    young = served.add(1, 20, 20)
+    while any(driver.scheduler.busy for driver in served.drivers):
+        assert served.step()
+    assert young.output == served.drivers[1].expected[young.arrival]
