@@ -62,6 +62,7 @@ class Reservation:
         """Idempotent."""
         self._budget.change(self, 0)
         self._budget.reservations.discard(self)
+        self._budget.comings += 1
 
 
 class Account:
@@ -154,6 +155,8 @@ class Budget:
         self.reserved = 0
         """Bytes of all reservations."""
         self.changes = 0
+        self.comings = 0
+        """Grows whenever anybody comes or goes."""
         self.cache = 0
         """Bytes of freed buffers that the allocator may keep: the most that an engine has reserved for it."""
 
@@ -164,6 +167,7 @@ class Budget:
             return shortage
         reservation = Reservation(self, 0, kind, owner)
         self.reservations.add(reservation)
+        self.comings += 1
         self.change(reservation, size)
         return reservation
 

@@ -72,6 +72,10 @@ class MemoryGuard:
     _process: Reservation | None = None
     _index: PrefixIndex | None = None
     _seen: RunnerStats | None = None
+    _comings: int = 0
+    _alone: int = 0
+    """Readings in a row since somebody came or went."""
+    _learned: int = 0
     _tidied: bool = False
     _footprint: int = 0
     _readings: deque[int] = field(default_factory=lambda: deque(maxlen=READINGS))
@@ -175,17 +179,24 @@ class MemoryGuard:
             self._index.bound(self._index.used // 2)
 
     def _learn(self, stats: RunnerStats) -> None:
-        """A step that took more than the headroom is remembered."""
-        assert self.budget is not None
-        held = self._headroom
-        if held is None or len(self.budget.accounts) != 1:
-            return  # whose step it was is not known
-        projected = self.budget.used(Kind.WEIGHTS) + self.rows.height + stats.prefix_bytes
+        """A step that took more than the headroom is remembered, where it is known whose it was: no other
+        model is there, and none was while the most in use was counted."""
+        budget, held, height = self.budget, self._headroom, self.rows.height
+        assert budget is not None
+        self._alone = self._alone + 1 if budget.comings == self._comings else 0
+        self._comings = budget.comings
+        others = any(each.kind is Kind.WEIGHTS and each is not self._weights for each in budget.reservations)
+        # The reading before the last may have been taken before those who are gone gave all back.
+        if held is None or others or self._alone < 2:
+            return
+        projected = budget.used(Kind.WEIGHTS) + height + stats.prefix_bytes
         over = stats.recent_peak_bytes - projected - (held.size - self.cache)
-        if over > 0:
-            most = max(0, int(LEARNED_SHARE * self.budget.for_requests))
+        most = int(LEARNED_SHARE * (budget.for_requests + self._learned)) - self._learned
+        more = min(over, most)
+        if more > 0:
             self.reactions += 1
-            held.claim(held.size + min(over, most))
+            self._learned += more
+            held.claim(held.size + more)
             log.info("steps took %d bytes more than was set apart for them", over)
 
     def stats(self) -> MemoryStats:

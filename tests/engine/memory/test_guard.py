@@ -1,0 +1,80 @@
+"""What the guard makes of readings: of its own model's steps, and of nobody else's."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from chairlift.engine.config import EngineConfig
+from chairlift.engine.memory.budget import Budget, Kind
+from chairlift.engine.memory.guard import MemoryGuard
+from chairlift.engine.memory.states import StateSizes
+from chairlift.engine.plan import RunnerStats
+from tests.fakes import fake_model
+from tests.server.test_memory import FakeDevice
+
+GB = 10**9
+
+
+def guard(budget: Budget, weights: int) -> MemoryGuard:
+    """Of a model that has been loaded."""
+    loaded = fake_model(states=StateSizes(1000), device=FakeDevice())()
+    loaded = replace(loaded, info=replace(loaded.info, weight_bytes=weights))
+    return MemoryGuard.of(loaded, EngineConfig(), None, budget=budget, weights=None, wake=lambda: None)
+
+
+def observe(guard: MemoryGuard, *peaks: int) -> None:
+    for peak in peaks:
+        guard.observe(RunnerStats(recent_peak_bytes=peak))
+
+
+def settled(budget: Budget, weights: int) -> MemoryGuard:
+    """The only one, whose steps take what was set apart for them."""
+    one = guard(budget, weights)
+    observe(one, weights, weights, weights)
+    return one
+
+
+def test_what_steps_take_beyond_the_headroom_is_set_apart() -> None:
+    budget = Budget(20 * GB)
+    one = settled(budget, 2 * GB)
+    before = budget.used(Kind.HEADROOM)
+    observe(one, 5 * GB, 5 * GB)
+    assert budget.used(Kind.HEADROOM) == 5 * GB - 2 * GB + one.cache > before
+    assert one.reactions == 1
+
+
+def test_however_often_steps_take_more_half_is_left_to_requests() -> None:
+    budget = Budget(20 * GB)
+    one = settled(budget, 2 * GB)
+    left = budget.for_requests
+    observe(one, *(peak * GB for peak in range(10, 40)))
+    assert budget.for_requests == left - left // 2
+
+
+def test_a_model_that_goes_takes_its_memory_along() -> None:
+    """What it held when the other's last reading began is in the other's next one."""
+    budget = Budget(20 * GB)
+    one = settled(budget, 2 * GB)
+    left = budget.for_requests
+    other = guard(budget, 8 * GB)
+    observe(one, 10 * GB, 10 * GB, 10 * GB)
+    other.close()
+    observe(one, 10 * GB, 10 * GB)
+    assert budget.for_requests == left
+    observe(one, 2 * GB, 5 * GB)
+    assert budget.for_requests < left, "its own steps are still learnt from"
+
+
+def test_a_load_is_nobodys_step() -> None:
+    """One that fails, and one that begins and ends between two readings."""
+    budget = Budget(20 * GB)
+    one = settled(budget, 2 * GB)
+    left = budget.for_requests
+    load = budget.hold(Kind.WEIGHTS, "other")
+    observe(one, 12 * GB, 12 * GB, 12 * GB)
+    load.release()
+    observe(one, 12 * GB, 12 * GB)
+    observe(one, 2 * GB)
+    budget.hold(Kind.WEIGHTS, "other").release()
+    observe(one, 12 * GB)
+    assert budget.for_requests == left
