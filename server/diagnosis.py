@@ -63,7 +63,7 @@ def diagnose(given: Configuration, found: Examination) -> list[Finding]:
 
 def _model(asked: ModelOptions, given: Configuration, found: Examination) -> Iterator[Finding]:
     """Of one model, by itself."""
-    from chairlift.engine.models.projection import project
+    from chairlift.engine.models.projection import process_bytes, project
     from chairlift.engine.models.resolve import present_model
     from chairlift.engine.models.soundness import has_tokenizer
 
@@ -76,52 +76,66 @@ def _model(asked: ModelOptions, given: Configuration, found: Examination) -> Ite
             )
             return
         needs = project(folder, dtype=asked.dtype, kv_cache_dtype=asked.kv_cache_dtype)
+        if not has_tokenizer(folder):
+            yield Finding(Level.FAULT, "model", f"{name} has no tokenizer.")
+            return
+        process = process_bytes(folder)
     except ModelUnavailable as error:
         yield Finding(Level.FAULT, "model", error.message)
         return
-    if not has_tokenizer(folder):
-        yield Finding(Level.FAULT, "model", f"{name} has no tokenizer.")
-    yield Finding(Level.OK, "model", f"{name}: {needed(needs, given)}")
-    yield from memory(needs, given, found)
+    yield Finding(Level.OK, "model", f"{name}: {needed(needs, asked.engine.max_num_seqs)}")
+    limit = parse_size(given.memory_limit)
+    usable = found.usable_bytes if limit is None else limit
+    if usable:
+        yield memory(needs, process, asked, usable, found)
 
 
-def needed(needs: Projection, given: Configuration) -> str:
+def needed(needs: Projection, rows: int) -> str:
     """What a model takes, in words."""
     text = f"weights {size(needs.weight_bytes)}"
     if needs.peak_bytes > needs.weight_bytes:
         text += f" ({size(needs.peak_bytes)} while they load)"
-    one, all_ = needs.rows(1, PROMPT), needs.rows(given.max_num_seqs, PROMPT)
+    one, all_ = needs.rows(1, PROMPT), needs.rows(rows, PROMPT)
     text += f", keys and values {size(one)} for {PROMPT} tokens"
-    text += f", {size(all_)} for {given.max_num_seqs} such requests"
+    text += f", {size(all_)} for {rows} such requests"
     if needs.row_bytes:
         text += f", of which states {size(needs.row_bytes)} a request"
     return text
 
 
-def memory(needs: Projection, given: Configuration, found: Examination) -> Iterator[Finding]:
-    """Whether it fits, and the command that would make it fit."""
-    limit = parse_size(given.memory_limit)
-    usable = found.usable_bytes if limit is None else limit
-    if not usable:
-        return
-    context = min(needs.context_length, given.max_model_len or needs.context_length)
-    one = needs.weight_bytes + needs.rows(1, context)
-    many = needs.weight_bytes + needs.rows(given.max_num_seqs, PROMPT)
-    room = max(0, usable - needs.weight_bytes)
-    if max(needs.weight_bytes + needs.rows(1, PROMPT), needs.peak_bytes) > usable:
-        lacking = f"{size(needs.peak_bytes)} to load and {size(usable)} may be used: it does not fit"
-        yield Finding(Level.FAULT, "memory", lacking + wired(max(one, needs.peak_bytes), found))
-        return
-    tokens = room // needs.token_bytes if needs.token_bytes else None
-    text = f"{size(room)} of {size(usable)} are left for requests, steps and the process itself"
-    if tokens is not None:
-        text += f", {tokens:,} tokens of all together"
+def memory(needs: Projection, process: int, asked: ModelOptions, usable: int, found: Examination) -> Finding:
+    """Whether it fits, by the server's own arithmetic, and the command that would make it fit.
+
+    Args:
+        process: bytes that the server's process takes beside its models.
+        usable: bytes that the server may take.
+    """
+    rows = asked.engine.max_num_seqs
+    context = min(needs.context_length, asked.max_model_len or needs.context_length)
+    steps, states = needs.step_bytes(rows), needs.states
+    fixed = needs.weight_bytes + steps + process
+    one, many = fixed + states.alone(1, context - 1), fixed + needs.rows(rows, PROMPT)
+    beside = f"about {size(steps)} for steps" + (f" and {size(process)} for the process" if process else "")
+    if needs.peak_bytes > usable:
+        text = f"{size(needs.peak_bytes)} to load and {size(usable)} may be used: it does not fit"
+        return Finding(Level.FAULT, "memory", text + wired(max(one, needs.peak_bytes), found))
+    if (least := fixed + states.alone(1, 1)) > usable:
+        text = (
+            f"{size(needs.weight_bytes)} of weights, {beside} leave nothing of {size(usable)} for a request"
+        )
+        text += f" ({size(least)} would do): it does not fit"
+        return Finding(Level.FAULT, "memory", text + wired(one, found))
+    room = usable - fixed
+    text = f"{size(room)} of {size(usable)} are left for requests, beside {beside}"
+    if needs.token_bytes:
+        text += f": {room // needs.token_bytes:,} tokens of all together"
     short = max(one, many) > usable
     if one > usable:
-        text += f"; one of {context:,} tokens, the model's context, does not fit"
+        most = states.most_alone(1, room, context - 1) + 1
+        text += f"; one of {context:,} tokens, the model's context, does not fit, one of {most:,} does"
     elif short:
-        text += f"; {given.max_num_seqs} of {PROMPT} tokens at once do not fit, some would wait"
-    yield Finding(Level.WARNING if short else Level.OK, "memory", text + wired(max(one, many), found))
+        text += f"; {rows} of {PROMPT} tokens at once do not fit, some would wait"
+    return Finding(Level.WARNING if short else Level.OK, "memory", text + wired(max(one, many), found))
 
 
 def wired(needs: int, found: Examination) -> str:

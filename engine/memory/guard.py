@@ -37,6 +37,18 @@ LEARNED_SHARE = 0.5
 """Of what is left to requests, that the headroom may take on top of what was measured at load."""
 
 
+def headroom(activation_bytes: int, rows: int, vocab_size: int) -> tuple[int, int]:
+    """Bytes to be set apart for steps of a model, and how many of these are for freed buffers that MLX keeps.
+
+    Args:
+        activation_bytes: of a step of prompt tokens, measured or projected.
+        rows: that draw at once, at most.
+    """
+    step = int(SPARE * activation_bytes) + ROW_LOGITS * rows * vocab_size
+    cache = max(LEAST_CACHE, step)
+    return step + cache + COPIES, cache
+
+
 def count_process(budget: Budget, device: Device, weight_bytes: int) -> Reservation | None:
     """What the process itself takes; None where the device has memory of its own. Counted once a budget.
 
@@ -134,12 +146,11 @@ class MemoryGuard:
 
     def _reserve(self, info: ModelInfo, rows: int, weights: Reservation | None) -> None:
         assert self.budget is not None and self.device is not None
-        step = int(SPARE * info.activation_bytes) + ROW_LOGITS * rows * info.vocab_size
-        self.cache = max(LEAST_CACHE, step)
+        set_apart, self.cache = headroom(info.activation_bytes, rows, info.vocab_size)
         self._weights = weights if weights is not None else self.budget.hold(Kind.WEIGHTS, info.name)
         self._weights.claim(info.weight_bytes)
         self._headroom = self.budget.hold(Kind.HEADROOM, info.name)
-        self._headroom.claim(step + self.cache + COPIES)
+        self._headroom.claim(set_apart)
         self._process = count_process(self.budget, self.device, info.weight_bytes)
 
     def _shrink(self, size: int, wake: Callable[[], None]) -> int:

@@ -101,7 +101,7 @@ def load_model(
         warm_up(runner, vocab)
     kv_bytes, kv_type = _kv_of_a_token(model, vocab, kv_cache_dtype)
     make_cache = cache_factory(model, kv_cache_dtype)
-    states = measure_states(model, vocab, make_cache, finding.batching, image_bytes=_hidden(config) * 8)
+    states = measure_states(model, vocab, make_cache, finding.batching, image_bytes=hidden_size(config) * 8)
     parameters = tree_flatten(model.parameters())
     info = ModelInfo(
         name=served_name,
@@ -113,14 +113,14 @@ def load_model(
         dtype=_dtype_name(model, config),
         parameters=_parameter_count(model),
         weight_bytes=sum(array.nbytes for _, array in parameters),
-        step_tokens=_step_tokens(),
+        step_tokens=step_tokens(),
         kv_bytes_per_token=kv_bytes,
         kv_dtype=kv_type,
         vision=processor is not None,
         scores_prompts=not finding.whole_prompts,
         memory_bytes=_memory(),
         vocab_size=vocab,
-        activation_bytes=measure_step(runner, vocab, _step_tokens()),
+        activation_bytes=measure_step(runner, vocab, step_tokens()),
     )
     constraints = Compiler(tokenizer.grammar_vocabulary)
     circumstances = (
@@ -178,7 +178,7 @@ def vocab_size(config: dict[str, Any], fallback: int) -> int:
     return fallback
 
 
-def _hidden(config: dict[str, Any]) -> int:
+def hidden_size(config: dict[str, Any]) -> int:
     """Numbers of a token between layers; 0 where the configuration does not say."""
     parts = (config, config.get("text_config") or {})
     return max((size for part in parts if isinstance(size := part.get("hidden_size"), int)), default=0)
@@ -233,7 +233,7 @@ def _dtype_name(model: nn.Module, config: dict[str, Any]) -> str:
     return ""
 
 
-def _step_tokens() -> int:
+def step_tokens() -> int:
     """Token budget of a step: large, for the weights are read once a step; while answers run, chunks are
     smaller (`chairlift.engine.pace`). On two CPU cores 256 tokens of the embedded model take 1.6 s."""
     if mx.default_device() == mx.cpu:
@@ -266,4 +266,12 @@ def _one_line(error: Exception, folder: Path) -> str:
     return text or type(error).__name__
 
 
-__all__ = ["context_length", "device_name", "load_model", "make_runner", "vocab_size"]
+__all__ = [
+    "context_length",
+    "device_name",
+    "hidden_size",
+    "load_model",
+    "make_runner",
+    "step_tokens",
+    "vocab_size",
+]

@@ -22,9 +22,11 @@ FIXED = COPIES + LEAST_CACHE
 
 @dataclass
 class FakeDevice:
-    """Of a GPU with memory of its own."""
+    """Of a GPU with memory of its own, unless told otherwise."""
 
     shared: bool = False
+    held: int = 0
+    """Bytes of the process."""
     bounds: tuple[int, int] | None = None
 
     def usable(self) -> int:
@@ -37,7 +39,7 @@ class FakeDevice:
         pass
 
     def footprint(self) -> int:
-        return 0
+        return self.held
 
 
 LONG = "x" * 1500

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,19 +15,39 @@ from mlx.utils import tree_flatten  # noqa: E402
 from mlx_lm.models.cache import ArraysCache, make_prompt_cache  # noqa: E402
 
 from chairlift.engine.errors import ModelUnavailable  # noqa: E402
-from chairlift.engine.models.projection import Projection, project  # noqa: E402
+from chairlift.engine.memory.device import footprint  # noqa: E402
+from chairlift.engine.models.build import make_runner  # noqa: E402
+from chairlift.engine.models.loader import step_tokens  # noqa: E402
+from chairlift.engine.models.projection import (  # noqa: E402
+    PROCESS_GROWTH,
+    Projection,
+    process_bytes,
+    project,
+)
+from chairlift.engine.models.sizes import measure_step  # noqa: E402
 from tests.mlx.families import FAMILIES, build  # noqa: E402
 
 TOKENS = 3
+TOKENIZER = {
+    "version": "1.0",
+    "added_tokens": [],
+    "model": {"type": "WordLevel", "vocab": {"<unk>": 0, "up": 1}, "unk_token": "<unk>"},
+}
+SLACK = 16 * 2**20
+"""Bytes that a process may give back meanwhile."""
 
 
-def folder_of(name: str, folder: Path) -> Path:
-    """A small model of a family, float32."""
-    model = build(FAMILIES[name])
+def folder_of(name: str, folder: Path, **other: int) -> Path:
+    """A small model of a family, float32. Args: other: than the family's configuration has."""
+    model = wider(name, **other)
     mx.save_safetensors(str(folder / "model.safetensors"), dict(tree_flatten(model.parameters())))
-    config = {"model_type": name, **FAMILIES[name].config, "max_position_embeddings": 777}
+    config = {"model_type": name, **FAMILIES[name].config, "max_position_embeddings": 777, **other}
     (folder / "config.json").write_text(json.dumps(config))
     return folder
+
+
+def wider(name: str, **other: int) -> Any:
+    return build(replace(FAMILIES[name], config={**FAMILIES[name].config, **other}))
 
 
 @pytest.mark.parametrize("name", ["llama", "mamba", "qwen3_next", "deepseek_v3", "gemma3_text"])
@@ -69,6 +91,27 @@ def test_no_weight_is_read(tmp_path: Path) -> None:
     assert mx.get_peak_memory() - before < found.weight_bytes // 10
 
 
+@pytest.mark.parametrize("name", ["llama", "qwen3", "gemma3_text"])
+def test_a_step_is_about_what_the_loader_measures(name: str, tmp_path: Path) -> None:
+    width, vocab = {"intermediate_size": 1024}, FAMILIES[name].config["vocab_size"]
+    found = project(folder_of(name, tmp_path, **width), dtype="float32")
+    _, runner = make_runner(wider(name, **width), vocab)
+    measured = measure_step(runner, vocab, step_tokens())
+    assert found.vocab_size == vocab
+    assert 0.4 < found.activation_bytes / measured < 2  # the smaller the model, the rougher
+
+
+def test_the_process_is_what_this_one_takes_with_the_tokenizer(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text(json.dumps(TOKENIZER))
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    before = footprint()
+    found = process_bytes(tmp_path)
+    assert before - SLACK <= found - PROCESS_GROWTH <= footprint() + SLACK
+    (tmp_path / "tokenizer.json").write_text("{")
+    with pytest.raises(ModelUnavailable, match="tokenizer"):
+        process_bytes(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [("{", "cannot be loaded"), ('{"model_type": "no_such_family"}', "no_such_family not supported")],
@@ -82,5 +125,5 @@ def test_what_cannot_be_read_is_one_line(content: str, message: str, tmp_path: P
 
 
 def test_rows() -> None:
-    projection = Projection(1000, 2000, 10, ((4, 100), (9, 1000)), 7, 4096)
+    projection = Projection(1000, 2000, 10, ((4, 100), (9, 1000)), 7, 4096, 100, 0)
     assert projection.rows(3, 5) == 3 * (7 + 5 * 10 + 4 * 100 + 5 * 1000)
