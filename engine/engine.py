@@ -227,6 +227,9 @@ class Engine:
             await asyncio.to_thread(self._disk.disk.close, 0.0 if self.wedged else self.config.close_timeout)
         if self._thread is not None:
             await self._close(self._thread)
+        if self.wedged:
+            self._memory.give_up()
+            return
         self._memory.close()
         if self._weights is not None:
             self._weights.release()

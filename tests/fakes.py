@@ -376,6 +376,7 @@ def fake_model(
     prefix: PrefixSpec | None = None,
     states: StateSizes | None = None,
     device: Device | None = None,
+    weight_bytes: int = 0,
 ) -> Callable[[], LoadedModel]:
     """A factory as `Engine` takes it."""
     tokenizer = tokenizer or FakeTokenizer()
@@ -390,6 +391,7 @@ def fake_model(
             dtype="float32",
             kv_bytes_per_token=KV_BYTES_PER_TOKEN,
             vision=processor is not None,
+            weight_bytes=weight_bytes,
         ),
         tokenizer,
         runner or FakeRunner(),

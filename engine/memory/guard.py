@@ -226,6 +226,11 @@ class MemoryGuard:
             reactions=self.reactions,
         )
 
+    def give_up(self) -> None:
+        """The model's thread does not come back: what it holds stays, and none of its pages go."""
+        if self._account is not None:
+            self._account.shrink = lambda size: 0
+
     def close(self) -> None:
         """The model is gone. Idempotent."""
         for reservation in (self._weights, self._headroom):

@@ -10,10 +10,13 @@ import pytest
 from chairlift.engine.engine import Engine, EngineConfig
 from chairlift.engine.errors import EngineStopped
 from chairlift.engine.events import Failed, Finished, FinishReason, Usage
+from chairlift.engine.memory.budget import Budget, Kind, Reservation
+from chairlift.engine.memory.states import StateSizes
 from chairlift.engine.plan import LoadedModel
 from tests.engine.driving import end, events, request, settled, solo, started, tokens
 from tests.fakes import FakeRunner, fake_model
 from tests.gate import PATIENCE
+from tests.server.test_memory import FakeDevice
 
 LONG = 1000.0
 """Seconds; a drain that waited for its time-out would not end in a test's life."""
@@ -135,6 +138,29 @@ async def test_a_wedged_thread_is_given_up(caplog: pytest.LogCaptureFixture) -> 
     assert engine.wedged and not runner.closed
     assert "given up" in caplog.text
     assert stopped(await end(handle))
+    runner.open_gate()
+
+
+@pytest.mark.parametrize("wedged", [True, False])
+async def test_what_a_wedged_model_holds_stays_reserved(wedged: bool) -> None:
+    budget = Budget(10**9)
+    weights = budget.reserve(10**8, Kind.WEIGHTS)
+    assert isinstance(weights, Reservation)
+    runner = FakeRunner()
+    factory = fake_model(runner, states=StateSizes(1000), device=FakeDevice(), weight_bytes=10**8)
+    engine = Engine(factory, EngineConfig(close_timeout=0.01), budget=budget, weights=weights)
+    await engine.start()
+    held = budget.available
+    if wedged:
+        runner.close_gate()
+        engine.submit(request())
+        await runner.at_gate()
+    await engine.stop()
+    assert engine.wedged == wedged
+    if wedged:
+        assert budget.available <= held and budget.used(Kind.WEIGHTS) == 10**8 and budget.accounts
+    else:
+        assert budget.available == budget.total and not budget.accounts
     runner.open_gate()
 
 

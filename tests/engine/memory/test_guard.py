@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from chairlift.engine.config import EngineConfig
 from chairlift.engine.memory.budget import Budget, Kind
 from chairlift.engine.memory.guard import MemoryGuard
@@ -17,8 +15,7 @@ GB = 10**9
 
 def guard(budget: Budget, weights: int) -> MemoryGuard:
     """Of a model that has been loaded."""
-    loaded = fake_model(states=StateSizes(1000), device=FakeDevice())()
-    loaded = replace(loaded, info=replace(loaded.info, weight_bytes=weights))
+    loaded = fake_model(states=StateSizes(1000), device=FakeDevice(), weight_bytes=weights)()
     return MemoryGuard.of(loaded, EngineConfig(), None, budget=budget, weights=None, wake=lambda: None)
 
 
