@@ -153,9 +153,10 @@ async def test_what_a_wedged_model_holds_stays_reserved(wedged: bool) -> None:
     held = budget.available
     if wedged:
         runner.close_gate()
-        engine.submit(request())
+        handle = engine.submit(request())
         await runner.at_gate()
     await engine.stop()
+    assert not wedged or stopped(await end(handle))
     assert engine.wedged == wedged
     if wedged:
         assert budget.available <= held and budget.used(Kind.WEIGHTS) == 10**8 and budget.accounts
