@@ -56,14 +56,7 @@ log = logging.getLogger(__name__)
 LOAD_PATIENCE = 1.0
 """Seconds that stopping waits for a model that is still loading."""
 
-__all__ = [
-    "Engine",
-    "EngineConfig",
-    "EngineObserver",
-    "EngineStats",
-    "RequestHandle",
-    "RequestTiming",
-]
+__all__ = ["Engine", "EngineConfig", "EngineObserver", "EngineStats", "RequestHandle", "RequestTiming"]
 
 
 class Engine:
@@ -284,6 +277,11 @@ class Engine:
         for name in ("logit_bias", "allowed_token_ids", "stop_token_ids"):
             if max(getattr(sampling, name) or (0,)) >= known:
                 raise InvalidParameter(name, f"{name} holds a token id outside 0..{known - 1}.")
+
+    @property
+    def longest_request(self) -> int:
+        """Tokens of prompt and answer that context and memory let a request have; after `start`."""
+        return self._memory.rows.longest(self.info.context_length)
 
     async def warm(self, tokens: Sequence[int], salt: str = "") -> int:
         """Compute a prompt and keep it, so that later requests of this salt begin behind it: it does not go

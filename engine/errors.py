@@ -33,7 +33,7 @@ class MemoryExceeded(ContextLengthExceeded):
     Attributes:
         needed: bytes.
         available: bytes for requests, when there are no others.
-        most: tokens of prompt and answer together that fit.
+        most: tokens of prompt and answer together that fit, whatever is prompt and what answer.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class MemoryExceeded(ContextLengthExceeded):
         super().__init__(
             param,
             f"{what}: this server would need {needed / 1e6:,.1f} MB of memory for the request and has "
-            f"{available / 1e6:,.1f} MB. At most {most} tokens fit, prompt and answer together.",
+            f"{available / 1e6:,.1f} MB. Up to {most} tokens fit, prompt and answer together.",
         )
         self.needed = needed
         self.available = available

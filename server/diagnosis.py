@@ -131,7 +131,7 @@ def memory(needs: Projection, process: int, asked: ModelOptions, usable: int, fo
         text += f": {room // needs.token_bytes:,} tokens of all together"
     short = max(one, many) > usable
     if one > usable:
-        most = states.most_alone(1, room, context - 1) + 1
+        most = states.longest(room, context)
         text += f"; one of {context:,} tokens, the model's context, does not fit, one of {most:,} does"
     elif short:
         text += f"; {rows} of {PROMPT} tokens at once do not fit, some would wait"

@@ -209,7 +209,8 @@ def _tell(announce: Announce, url: str, credentials: str, models: Models) -> Non
         if isinstance(model.engine, Engine):
             engine = model.engine
             chats = engine.tokenizer.has_chat_template
-            announce(Serving(url, engine.info, engine.stats().runner, engine.config, chats, credentials))
+            stats, longest = engine.stats().runner, engine.longest_request
+            announce(Serving(url, engine.info, stats, engine.config, chats, credentials, longest))
         elif isinstance(model.engine, EmbeddingEngine):
             announce(EmbeddingServing(url, model.engine.info, credentials))
     standby = tuple(model.name for model in models if model.state is State.UNLOADED)

@@ -79,6 +79,8 @@ class Serving:
     has_chat_template: bool
     credentials: str = ""
     """What a shell command needs besides, to be let in."""
+    longest: int | None = None
+    """Tokens of prompt and answer that memory lets a request have; None: as many as the context."""
 
     @property
     def curl(self) -> str:

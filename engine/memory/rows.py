@@ -123,9 +123,15 @@ class RowMemory:
                 available=self._account.most,
                 prompt=prompt,
                 answer=answer,
-                most=prompt + fits if fits >= 1 else self.sizes.longest_prompt(free, prompt) + 1,
+                most=self.sizes.longest(free, prompt + answer),
             )
         return fits
+
+    def longest(self, context: int) -> int:
+        """Tokens of prompt and answer that a request of text may have, within `context`."""
+        if self.sizes is None or self._account is None:
+            return context
+        return self.sizes.longest(self._account.most, context)
 
     def accept(self, row: Row) -> None:
         """The request is queued: it is to stay possible."""

@@ -79,9 +79,11 @@ class StateSizes:
         `prompt` if there is none."""
         return _largest(prompt - 1, most, lambda total: self.alone(prompt, total) <= room)
 
-    def longest_prompt(self, room: int, most: int) -> int:
-        """Tokens of the longest prompt, of at most `most`, that a row alone can hold in `room` bytes."""
-        return _largest(0, most, lambda prompt: self.alone(prompt, prompt) <= room)
+    def longest(self, room: int, most: int) -> int:
+        """Tokens of prompt and answer, of at most `most`, that a row alone can have in `room` bytes, wherever
+        the one ends and the other begins. (One that is nearly all prompt may have more: it hardly grows.)"""
+        # The answer's last token is not held. A short prompt grows the most, and so takes the most.
+        return self.most_alone(1, room, most - 1) + 1
 
 
 def _largest(low: int, high: int, holds: Callable[[int], bool]) -> int:

@@ -76,6 +76,7 @@ def _embedding_lines(info: EmbeddingModelInfo) -> dict[str, str]:
 
 def _lines(serving: Serving) -> dict[str, str]:
     info, config = serving.info, serving.config
+    longest = min(serving.longest or info.context_length, info.context_length)
     model = f"{info.architecture}, {count(info.parameters)} parameters, {info.dtype}"
     if info.vision:
         model += ", takes images"
@@ -83,13 +84,16 @@ def _lines(serving: Serving) -> dict[str, str]:
     cache = "no KV cache"
     if token := info.kv_bytes_per_token:
         kind = f"{info.kv_dtype} " if info.kv_dtype else ""
-        cache = f"KV {kind}{size(token)} a token, at most {size(token * info.context_length)} a request"
+        cache = f"KV {kind}{size(token)} a token, at most {size(token * longest)} a request"
     kept = config.prefix_cache_bytes or 0
     prefix = f"up to {size(kept)} kept for later requests" if kept else "not kept"
     if kept and config.prefix_cache_disk_bytes:
         prefix += f", and {size(config.prefix_cache_disk_bytes)} on the disk"
+    context = f"context of {info.context_length:,} tokens"
+    if longest < info.context_length:
+        context += f", of which there is memory for {longest:,} (--memory-limit)"
     return {
-        "model": f"{model}, context of {info.context_length:,} tokens",
+        "model": f"{model}, {context}",
         "device": info.device,
         "batch": f"{requests}, {config.max_num_batched_tokens} tokens a step",
         "memory": f"weights {size(info.weight_bytes)}, {cache}",

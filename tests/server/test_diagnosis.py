@@ -124,7 +124,7 @@ def test_it_fits_just_where_a_server_would_start(tmp_path: Path, monkeypatch: Pa
 def test_a_row_of_the_whole_context_that_does_not_fit_says_which_would(tmp_path: Path) -> None:
     limit = NEEDS.weight_bytes + STEPS + PROCESS + NEEDS.states.alone(1, 2048)
     text = findings(given(memory_limit=str(limit)), tmp_path)["memory"].text
-    most = NEEDS.states.most_alone(1, NEEDS.states.alone(1, 2048), 8191) + 1
+    most = NEEDS.states.longest(NEEDS.states.alone(1, 2048), 8192)
     assert f"one of 8,192 tokens, the model's context, does not fit, one of {most:,} does" in text
 
 

@@ -58,7 +58,7 @@ async def test_what_could_never_be_held_is_refused_with_the_numbers(path: str) -
     assert ready.status_code == 200
     error = error_of(refused, 400)
     assert error["code"] == "context_length_exceeded"
-    assert "At most" in str(error["message"]) and "1.0 MB" in str(error["message"])
+    assert "Up to" in str(error["message"]) and "1.0 MB" in str(error["message"])
 
 
 async def test_anthropics_surface_refuses_in_its_own_form() -> None:
@@ -67,7 +67,7 @@ async def test_anthropics_surface_refuses_in_its_own_form() -> None:
         refused = await server.client.post("/v1/messages", json=body)
     assert refused.status_code == 400
     assert refused.json()["error"]["type"] == "invalid_request_error"
-    assert "At most" in refused.json()["error"]["message"]
+    assert "Up to" in refused.json()["error"]["message"]
 
 
 async def test_too_long_an_answer_is_refused_by_name_and_one_of_no_given_length_is_not() -> None:
@@ -79,6 +79,18 @@ async def test_too_long_an_answer_is_refused_by_name_and_one_of_no_given_length_
     assert answer.json()["usage"]["completion_tokens"] == 500
     assert unbounded.json()["choices"][0]["finish_reason"] == "length"
     assert 500 < unbounded.json()["usage"]["completion_tokens"] < 1024
+
+
+async def test_the_start_and_every_refusal_tell_one_number() -> None:
+    async with lift(states=SIZES, device=FakeDevice()) as server:
+        longest = server.engine.longest_request
+        for body in ({"prompt": LONG}, {"prompt": "Hi", "max_tokens": 3000}, {"prompt": "x" * 900}):
+            refused = await server.complete(**{"max_tokens": 500, **body})
+            told = str(error_of(refused, 400)["message"])
+            assert f"Up to {longest} tokens fit, prompt and answer together." in told
+    assert 512 < longest < 1024
+    async with lift(states=SIZES, device=FakeDevice(), context_length=100) as server:
+        assert server.engine.longest_request == 100
 
 
 async def test_many_at_once_are_all_answered_as_alone() -> None:

@@ -208,18 +208,25 @@ def test_rows_that_never_fit_are_refused_with_the_numbers() -> None:
     assert refused.value.param == "prompt"
     assert refused.value.available == 640_000 and refused.value.needed == 704_000
     most = refused.value.most
-    served.driver.add(most - 1, 1)
+    for prompt in (1, 100, most // 2, most - 1):
+        served.driver.add(prompt, most - prompt)
+        with pytest.raises(MemoryExceeded) as refused:
+            served.driver.add(prompt, 900)
+        assert (refused.value.param, refused.value.most) == ("max_tokens", most)
     with pytest.raises(MemoryExceeded):
-        served.driver.add(most, 1)
-    with pytest.raises(MemoryExceeded) as refused:
-        served.driver.add(100, 900)
-    assert refused.value.param == "max_tokens"
-    served.driver.add(100, refused.value.most - 100)
-    with pytest.raises(MemoryExceeded):
-        served.driver.add(100, refused.value.most - 99)
+        served.driver.add(100, most - 99)
     assert "needs" not in refused.value.message and "640.0" not in refused.value.message
-    assert f"At most {refused.value.most} tokens fit" in refused.value.message
+    assert f"Up to {most} tokens fit" in refused.value.message
     served.run(3000)
+
+
+@pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
+@pytest.mark.parametrize("room", [7_000, 23_041, 41_000, 103_300])
+def test_what_fits_does_so_however_it_is_divided(sizes: StateSizes, room: int) -> None:
+    longest = sizes.longest(room, 9000)
+    for prompt in range(1, longest, 7):
+        assert sizes.alone(prompt, longest - 1) <= room
+    assert longest == 9000 or sizes.alone(1, longest) > room
 
 
 def test_an_answer_of_no_given_length_ends_where_memory_does() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 
@@ -209,6 +210,10 @@ def test_serve_says_what_and_where(capsys: Captured) -> None:
         "  prefix  up to 2 GB kept for later requests\n"
         f"Try it:\n{serving.curl}\n"
     )
+    announce(replace(serving, longest=2049))
+    out = capsys.readouterr().out
+    assert "context of 8,192 tokens, of which there is memory for 2,049 (--memory-limit)\n" in out
+    assert "46.1 kB a token, at most 94.4 MB a request" in out
 
 
 @pytest.mark.parametrize(
