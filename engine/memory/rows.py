@@ -134,7 +134,8 @@ class RowMemory:
         return self.sizes.longest(self._account.most, context)
 
     def accept(self, row: Row) -> None:
-        """The request is queued: it is to stay possible."""
+        """The request is queued: it is to stay possible, and may fit where those before it do not."""
+        self._blocked_at = None
         if self.sizes is not None and self._account is not None:
             prompt = len(row.request.prompt_token_ids)
             need = self.sizes.alone(prompt, prompt + row.limit - 1) + _extra(self.sizes, row.request)

@@ -125,3 +125,20 @@ def test_nobody_keeps_memory_for_a_request_that_was_cancelled() -> None:
     while any(driver.scheduler.busy for driver in served.drivers):
         assert served.step()
     assert young.output == served.drivers[1].expected[young.arrival]
+
+
+def test_a_small_request_is_looked_at_while_a_large_one_waits_for_another_model() -> None:
+    sizes = SIZES[0]
+    served = Served(sizes.alone(1000, 1049) + 3000)
+    served.add(1, 900, 200)
+    served.step()
+    large = served.add(0, 1000, 50)
+    for _ in range(15):
+        served.step()
+    scheduler = served.drivers[0].scheduler
+    assert large.id is None and scheduler.pause
+    small = served.add(0, 20, 5)
+    assert scheduler.pause == 0
+    while not small.finished:
+        assert served.step()
+    assert large.timing.admitted is None and not served.drivers[1].rows[0].finished
