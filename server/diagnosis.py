@@ -7,7 +7,6 @@ import errno
 import os
 import shutil
 import stat
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
@@ -58,7 +57,9 @@ def diagnose(given: Configuration, found: Examination) -> list[Finding]:
     """
     models = [each for each in model_options(given) if each.use is not Use.EMBEDDING]
     told = [finding for model in models for finding in _model(model, given, found)]
-    return [*told, *_port(given), *_folders(given, found), *_secrets(given), *_files(found)]
+    converts = any(_converts(model) for model in models)
+    folders = _folders(given, found, converts=converts)
+    return [*told, *_port(given), *folders, *_secrets(given), *_files(found)]
 
 
 def _model(asked: ModelOptions, given: Configuration, found: Examination) -> Iterator[Finding]:
@@ -88,6 +89,17 @@ def _model(asked: ModelOptions, given: Configuration, found: Examination) -> Ite
     usable = found.usable_bytes if limit is None else limit
     if usable:
         yield memory(needs, process, asked, usable, found)
+
+
+def _converts(asked: ModelOptions) -> bool:
+    """Whether the start makes a model folder in the cache; what the hub has is kept elsewhere."""
+    from chairlift.engine.models.resolve import model_path, present_model
+
+    try:
+        here = present_model(asked.model, dtype=asked.dtype) is not None
+        return not here and (asked.model is None or model_path(asked.model).is_file())
+    except ModelUnavailable:
+        return False  # there is a finding about that
 
 
 def needed(needs: Projection, rows: int) -> str:
@@ -165,8 +177,10 @@ def _port(given: Configuration) -> Iterator[Finding]:
         yield Finding(Level.OK, "port", f"{place} is free.")
 
 
-def _folders(given: Configuration, found: Examination) -> Iterator[Finding]:
+def _folders(given: Configuration, found: Examination, *, converts: bool) -> Iterator[Finding]:
     """Those that are written to: whether they can be, and what room there is."""
+    from chairlift.engine.models.folders import existing, unwritable
+
     store = store_path(given.responses_store)
     disk = parse_size(given.prefix_cache_disk) or 0
     prefixes = given.prefix_cache_dir or found.cache_folder
@@ -178,10 +192,16 @@ def _folders(given: Configuration, found: Examination) -> Iterator[Finding]:
     if given.log_file is not None:
         wanted.append(("log", given.log_file.absolute().parent, 0))
     for what, folder, bound in wanted:
-        if (why := unwritable(folder)) is not None:
+        why = unwritable(folder)
+        if why is not None and what == "cache" and not converts:
+            yield Finding(Level.OK, what, f"{folder} cannot be written to ({why}), and need not be.")
+            continue
+        if what == "responses" and not folder.is_dir():  # a start does not make it
+            why = "there is no such folder"
+        if why is not None:
             yield Finding(Level.FAULT, what, f"{folder} cannot be written to: {why}.")
             continue
-        free = shutil.disk_usage(_existing(folder)).free
+        free = shutil.disk_usage(existing(folder)).free
         text = f"{folder}: {size(free)} free"
         if free < FREE_BYTES:
             yield Finding(Level.WARNING, what, f"{text}; the disk is as good as full.")
@@ -189,24 +209,6 @@ def _folders(given: Configuration, found: Examination) -> Iterator[Finding]:
             yield Finding(Level.WARNING, what, f"{text}, less than the {size(bound)} that it may take.")
         else:
             yield Finding(Level.OK, what, f"{text}.")
-
-
-def unwritable(folder: Path) -> str | None:
-    """Why no file can be made below a folder, which need not exist; None: one can. Leaves nothing behind."""
-    existing = _existing(folder)
-    if not existing.is_dir():
-        return f"{existing} is no folder"
-    if existing != folder:
-        return None if os.access(existing, os.W_OK | os.X_OK) else f"{existing} does not allow it"
-    try:
-        with tempfile.TemporaryFile(dir=existing):
-            return None
-    except OSError as error:
-        return error.strerror or str(error)
-
-
-def _existing(folder: Path) -> Path:
-    return next(path for path in (folder, *folder.parents) if path.exists())
 
 
 def _secrets(given: Configuration) -> Iterator[Finding]:

@@ -34,6 +34,24 @@ def bytes_below(folder: Path) -> int:
     return total
 
 
+def unwritable(folder: Path) -> str | None:
+    """Why nothing can be made in a folder, which need not exist; None: it can. Tried, and nothing is left
+    behind: rights do not tell of file systems that take no files."""
+    base = existing(folder)
+    if not base.is_dir():
+        return f"{base} is no folder"
+    try:
+        with tempfile.TemporaryFile(dir=base) if base == folder else tempfile.TemporaryDirectory(dir=base):
+            return None
+    except OSError as error:
+        return error.strerror or str(error)
+
+
+def existing(folder: Path) -> Path:
+    """The folder, or the nearest above it that exists."""
+    return next(path for path in (folder, *folder.parents) if os.path.exists(path))
+
+
 def build_folder(folder: Path, fill: Callable[[Path], None]) -> Path:
     """`folder`, made by `fill` unless it is already there.
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import socket
+import sys
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +18,7 @@ from chairlift.engine.memory.guard import MemoryGuard
 from chairlift.engine.models.projection import Projection
 from chairlift.server import diagnosis
 from chairlift.server.configuration.fields import Configuration
-from chairlift.server.diagnosis import Finding, Level, diagnose, unwritable
+from chairlift.server.diagnosis import Finding, Level, diagnose
 from tests.fakes import fake_model
 from tests.server.cli.test_doctor import FOUND
 from tests.server.test_memory import FakeDevice
@@ -189,19 +189,38 @@ def test_folders_that_cannot_be_written(tmp_path: Path) -> None:
     where = tmp_path / "file"
     found = findings(given(responses_store=str(where / "r.sqlite"), log_file=where / "log"), tmp_path)
     assert found["responses"].level is found["log"].level is Level.FAULT
-    assert unwritable(where / "x") == f"{where} is no folder"
-    assert unwritable(tmp_path) is None and unwritable(tmp_path / "new" / "er") is None
+    found = findings(given(responses_store=str(tmp_path / "new" / "r.sqlite")), tmp_path)
+    text = f"{tmp_path / 'new'} cannot be written to: there is no such folder."
+    assert found["responses"] == Finding(Level.FAULT, "responses", text)
 
 
-def test_folders_without_permission(tmp_path: Path, monkeypatch: Patch) -> None:
-    monkeypatch.setattr(os, "access", lambda path, mode: False)
-    assert unwritable(tmp_path / "new") == f"{tmp_path} does not allow it"
+@pytest.mark.skipif(sys.platform != "linux", reason="a file system that takes no folders is needed")
+def test_a_folder_where_nothing_can_be_made(tmp_path: Path) -> None:
+    found = findings(given(log_file=Path("/proc/chairlift/log")), tmp_path)["log"]
+    assert found.level is Level.FAULT and found.text.startswith("/proc/chairlift cannot be written to: ")
 
-    def refuse(**given: object) -> None:
-        raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(diagnosis.tempfile, "TemporaryFile", refuse)
-    assert unwritable(tmp_path) == "Permission denied"
+@pytest.mark.parametrize(
+    ("asked", "here", "level"),
+    [
+        (None, True, Level.OK),
+        (None, False, Level.FAULT),
+        ("model.gguf", True, Level.OK),
+        ("model.gguf", False, Level.FAULT),
+        ("org/name", False, Level.OK),
+    ],
+)
+def test_a_cache_is_written_to_only_where_a_model_is_to_be_made(
+    asked: str | None, here: bool, level: Level, tmp_path: Path, monkeypatch: Patch
+) -> None:
+    (tmp_path / "model.gguf").touch()
+    (tmp_path / "cache").touch()  # no folder can be made there
+    if not here:
+        monkeypatch.setattr("chairlift.engine.models.resolve.present_model", lambda name, dtype=None: None)
+    if asked == "model.gguf":
+        asked = str(tmp_path / asked)
+    settings = given() if asked is None else given(model=asked)
+    assert findings(settings, tmp_path)["cache"].level is level
 
 
 def test_files_of_keys(tmp_path: Path) -> None:

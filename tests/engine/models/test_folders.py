@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from chairlift.engine.errors import ModelUnavailable
-from chairlift.engine.models.folders import build_folder, cache_folder
+from chairlift.engine.models.folders import build_folder, cache_folder, unwritable
 
 
 def test_the_cache_folder_can_be_moved(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -35,6 +35,19 @@ def test_a_folder_is_built_once(tmp_path: Path) -> None:
     assert build_folder(target, fill) == build_folder(target, fill) == target
     assert len(calls) == 1 and calls[0] != target and not calls[0].exists()
     assert [path.name for path in target.iterdir()] == ["a"]
+
+
+def test_where_something_can_be_made(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    assert unwritable(tmp_path) is None and unwritable(tmp_path / "new" / "er") is None
+    assert unwritable(file / "x") == f"{file} is no folder"
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a file system that takes no files is needed")
+def test_where_nothing_can_be_made_whatever_its_rights_say() -> None:
+    assert unwritable(Path("/proc")) and unwritable(Path("/proc/new/er"))
 
 
 def test_what_raises_leaves_nothing(tmp_path: Path) -> None:
