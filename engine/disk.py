@@ -7,10 +7,11 @@ import logging
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 
 from chairlift.engine.config import EngineConfig
 from chairlift.engine.errors import ModelUnavailable
-from chairlift.engine.models.folders import cache_folder
+from chairlift.engine.models.folders import cache_folder, unwritable
 from chairlift.engine.plan import LoadedModel
 from chairlift.engine.prefix.disk import PrefixDisk
 from chairlift.engine.prefix.prefixes import Prefixes
@@ -20,6 +21,16 @@ log = logging.getLogger(__name__)
 
 PATIENCE = 30.0
 """Seconds."""
+
+
+def require_disk(config: EngineConfig) -> None:
+    """Before anything is loaded: files can be made where the configuration wants them.
+
+    Raises:
+        ModelUnavailable: they cannot.
+    """
+    if config.prefix_cache_disk_bytes and (why := unwritable(_folder(config))) is not None:
+        raise _unusable(config, why)
 
 
 async def open_disk(loaded: LoadedModel, config: EngineConfig) -> PrefixDisk | None:
@@ -34,16 +45,22 @@ async def open_disk(loaded: LoadedModel, config: EngineConfig) -> PrefixDisk | N
     if loaded.identity is None:
         log.warning("prefixes are not kept on the disk: it is not known what model this is")
         return None
-    folder = config.prefix_cache_folder or cache_folder() / "prefixes"
+    folder = _folder(config)
     try:
         identity = await asyncio.to_thread(loaded.identity)
         disk = PrefixDisk(folder, identity, config.prefix_cache_disk_bytes)
         await asyncio.to_thread(disk.open)
     except OSError as error:
-        raise ModelUnavailable(
-            f"The prefix cache cannot be kept in {folder}: {error.strerror or error}."
-        ) from error
+        raise _unusable(config, error.strerror or str(error)) from error
     return disk
+
+
+def _folder(config: EngineConfig) -> Path:
+    return config.prefix_cache_folder or cache_folder() / "prefixes"
+
+
+def _unusable(config: EngineConfig, why: str) -> ModelUnavailable:
+    return ModelUnavailable(f"The prefix cache cannot be kept in {_folder(config)}: {why}.")
 
 
 class DiskTraffic:

@@ -19,7 +19,7 @@ from functools import partial
 from chairlift.engine.answers import Answers
 from chairlift.engine.config import EngineConfig, EngineObserver, EngineStats
 from chairlift.engine.constraints import Compiler
-from chairlift.engine.disk import DiskTraffic, open_disk
+from chairlift.engine.disk import DiskTraffic, open_disk, require_disk
 from chairlift.engine.errors import (
     EngineError,
     EngineStopped,
@@ -124,6 +124,7 @@ class Engine:
             raise EngineStopped("The engine was started before.")
         self._thread = MLXThread()
         try:
+            require_disk(self.config)
             await self._load(self._thread)
             await self._test()
         except BaseException:

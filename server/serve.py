@@ -16,6 +16,7 @@ from functools import partial
 
 import uvicorn
 
+from chairlift.engine.disk import require_disk
 from chairlift.engine.embedding.engine import EmbeddingEngine
 from chairlift.engine.engine import Engine
 from chairlift.engine.errors import EngineError
@@ -78,6 +79,9 @@ def run_server(options: ServeOptions, announce: Announce, complain: Complain) ->
         metrics = ServerMetrics()
         try:
             with _stop_signals_interrupt():
+                for model in options.models:
+                    if model.use is not Use.EMBEDDING:
+                        require_disk(model.engine)  # nothing is fetched before that
                 specs = specs_of(options.models, metrics.model)
                 limit = options.memory_limit_bytes
                 memory = usable_memory() if limit is None else limit

@@ -13,6 +13,7 @@ import pytest
 from chairlift.engine.engine import Engine, EngineConfig
 from chairlift.engine.errors import InvalidParameter, ModelUnavailable
 from chairlift.engine.events import Finished
+from chairlift.engine.plan import LoadedModel
 from chairlift.engine.prefix import disk as disk_module
 from chairlift.engine.prefix import waiting
 from chairlift.engine.prefix.vocabulary import Page, PageData, PrefixSpec
@@ -150,9 +151,20 @@ async def test_damaged_files_are_computed_anew(tmp_path: Path) -> None:
 
 async def test_a_folder_that_cannot_be_used_keeps_the_engine_from_starting(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(ModelUnavailable, match="The prefix cache cannot be kept in"):
+    with pytest.raises(ModelUnavailable, match="The prefix cache cannot be kept in .*/file: .* is no folder"):
         async with serving(tmp_path / "file"):
             pass
+
+
+async def test_it_is_told_before_the_model_is_loaded(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+
+    def load() -> LoadedModel:
+        raise AssertionError("loaded")
+
+    config = EngineConfig(prefix_cache_disk_bytes=10**6, prefix_cache_folder=tmp_path / "file" / "kept")
+    with pytest.raises(ModelUnavailable, match="The prefix cache cannot be kept in"):
+        await Engine(load, config).start()
 
 
 def test_files_need_memory() -> None:

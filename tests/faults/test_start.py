@@ -111,6 +111,17 @@ def test_a_model_that_is_damaged(
     assert re.search(message, said), said
 
 
+def test_a_prefix_cache_that_cannot_be_kept(model: Path, capsys: Captured, monkeypatch: Patch) -> None:
+    def find(*args: object, **settings: object) -> None:
+        raise AssertionError("the model was looked for")
+
+    monkeypatch.setattr("chairlift.engine.models.resolve.resolve_model", find)
+    folder = model / "config.json" / "kept"
+    words = ("--model", str(model), "--prefix-cache-disk", "1GB", "--prefix-cache-dir", str(folder))
+    said = complaint(capsys, monkeypatch, *words)
+    assert said == f"chairlift: The prefix cache cannot be kept in {folder}: {folder.parent} is no folder.\n"
+
+
 def test_a_file_that_may_not_be_read(model: Path, capsys: Captured, monkeypatch: Patch) -> None:
     read_text = Path.read_text
 
