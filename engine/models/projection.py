@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -28,7 +29,7 @@ from chairlift.engine.models.loader import (
     vocab_size,
 )
 from chairlift.engine.models.quantization import AUTO, cache_factory
-from chairlift.engine.models.sizes import HELD, layer_bytes
+from chairlift.engine.models.sizes import layer_bytes
 from chairlift.engine.models.tokenizer import load_tokenizer
 
 OF_WIDEST, OF_HIDDEN = 4, 24
@@ -90,15 +91,19 @@ def project(folder: Path, *, dtype: str | None = None, kv_cache_dtype: str = AUT
     loaded = sum(array.nbytes for _, array in tree_flatten(model.parameters()))
     try:
         peak = weight_bytes(folder, dtype or ("float32" if mx.default_device() == mx.cpu else None)).peak
-        caches = cache_factory(model, kv_cache_dtype)()
-        vocab = vocab_size(config, 1)
-        logits = model(mx.array([[min(16, vocab - 1)] * HELD]), cache=caches)
+        make_cache, vocab = cache_factory(model, kv_cache_dtype), vocab_size(config, 1)
+
+        def passed(tokens: int) -> tuple[mx.array, list[Any]]:
+            caches = make_cache()
+            return model(mx.array([[min(16, vocab - 1)] * tokens]), cache=caches), caches
+
+        logits, _ = passed(1)
+        token, windows, row = layer_bytes(lambda tokens: passed(tokens)[1])
     except UnsupportedQuantization as error:
         raise ModelUnavailable(f"--kv-cache-dtype {kv_cache_dtype} is not possible: {error}.") from None
     except Exception as error:
         what = f"{type(error).__name__}: {' '.join(str(error).split())}"
         raise ModelUnavailable(f"What {folder.name} will need is not known ({what}).") from None
-    token, windows, row = layer_bytes(caches)
     numbers = OF_WIDEST * _widest(model, vocab) + OF_HIDDEN * hidden_size(config)
     return Projection(
         *(loaded, max(peak, loaded), token, tuple(sorted(windows.items())), row, context_length(config)),

@@ -20,6 +20,8 @@ from chairlift.engine.runner import MlxRunner
 
 HELD = 3
 """Tokens of the trial."""
+FEW = 256
+"""Tokens, and twice as many, of a trial of caches of a kind of their own: longer than most windows."""
 _TRIED = 64
 """Tokens of the step that is tried on a CPU, where one of many takes long."""
 _COUNTS = 2 * 4
@@ -38,10 +40,14 @@ def measure_states(
     Args:
         image_bytes: of an image's token, encoded.
     """
-    caches = make_cache()
-    mx.eval(model(mx.array([[31 * at % vocab_size for at in range(HELD)]]), cache=caches))
+
+    def filled(tokens: int) -> list[Any]:
+        caches = make_cache()
+        mx.eval(model(mx.array([[31 * at % vocab_size for at in range(tokens)]]), cache=caches))
+        return caches
+
     shared = batching not in (Batching.SOLO, Batching.ROWS)
-    tokens, windows, row = layer_bytes(caches)
+    tokens, windows, row = layer_bytes(filled)
     batch = make_batch(batching, make_cache()) if shared else None
     return StateSizes(
         token_bytes=tokens,
@@ -71,18 +77,19 @@ def measure_step(runner: MlxRunner, vocab_size: int, tokens: int) -> int:
     return max(0, peak - max(before, held)) * tokens // tried
 
 
-def layer_bytes(caches: Sequence[Any]) -> tuple[int, dict[int, int], int]:
-    """Bytes of a token in layers that keep all, of a token by window, and of a row's states."""
+def layer_bytes(filled: Callable[[int], Sequence[Any]]) -> tuple[int, dict[int, int], int]:
+    """Bytes of a token in layers that keep all, of a token by window, and of a row's states.
+
+    Args:
+        filled: a row's caches that hold so many tokens.
+    """
     tokens, windows, row = 0, dict[int, int](), 0
-    for cache in caches:
+    unknown: list[int] = []
+    for place, cache in enumerate(filled(HELD)):
         try:
             tree = storage_of(cache)
-        except UnsupportedCache:  # of a kind of its own: its arrays tell
-            for array in _arrays([cache]):
-                if array.ndim == 4 and array.shape[2] >= HELD:
-                    tokens += array.nbytes // array.shape[2]
-                else:
-                    row += array.nbytes
+        except UnsupportedCache:
+            unknown.append(place)
             continue
         for layer, own in paired([tree], [cache], CohortKV | RecurrentLayer):
             if isinstance(layer, RecurrentLayer):
@@ -94,7 +101,15 @@ def layer_bytes(caches: Sequence[Any]) -> tuple[int, dict[int, int], int]:
                 tokens += size
             else:
                 windows[layer.window] = windows.get(layer.window, 0) + size
+    if unknown:  # their arrays tell: what grows with the tokens, and what is there beside it
+        less, more = (_nbytes(filled(held), unknown) for held in (FEW, 2 * FEW))
+        each = -(-max(0, more - less) // FEW)
+        tokens, row = tokens + each, row + max(0, more - 2 * FEW * each)
     return tokens, windows, row
+
+
+def _nbytes(caches: Sequence[Any], places: Sequence[int]) -> int:
+    return sum(array.nbytes for array in _arrays(caches[place] for place in places))
 
 
 def _arrays(caches: Iterable[Any]) -> list[mx.array]:

@@ -126,6 +126,18 @@ def test_the_projection_is_tight() -> None:
             assert served.runner.stats().kv_bytes == served.memory.states.nbytes == served.memory.used
 
 
+def test_caches_of_a_kind_of_their_own_are_counted() -> None:
+    """Windows, and beside them one state for every four tokens, in arrays of three axes."""
+    served = Served("deepseek_v41", Batching.SOLO)
+    row = served.add(300, 3)
+    while not row.finished:
+        served.step()
+        held, said = served.runner.stats().kv_bytes, served.memory.states.nbytes
+        assert held <= said
+        assert said <= 2 * held or not row.output, "room for the whole prompt is counted from its beginning"
+    assert row.drawn == 3
+
+
 def test_a_row_that_has_a_cohort_to_itself_is_not_copied() -> None:
     served = Served("llama", Batching.FLAT)
     served.add(3000, 3)
