@@ -2,7 +2,8 @@
 
 A step of the model that never comes back cannot be interrupted, and neither can an event loop that hangs; all
 that is left is to leave. So a thread of its own looks at both. Time counts while nothing moves: a long prompt
-is many steps, each of which is a sign of life, and before the server is ready nothing is watched.
+is many steps, each of which is a sign of life, and before the server is ready nothing is watched. Time in
+which the whole process stood still does not count, as by Ctrl-Z or in a container that is paused.
 """
 
 from __future__ import annotations
@@ -62,11 +63,13 @@ class Watchdog:
         self._looked = looked
         self._clock = clock
         self._beat = Beat(clock(), 0.0)
+        self._looked_at = self._awake_since = clock()
         self._ended = threading.Event()
         self._beating: asyncio.Task[None] | None = None
 
     def start(self) -> None:
         self._take_beat()
+        self._looked_at = self._awake_since = self._clock()
         self._beating = asyncio.create_task(self._beat_on(), name="chairlift watchdog")
         threading.Thread(target=self._watch, name="chairlift-watchdog", daemon=True).start()
 
@@ -90,7 +93,10 @@ class Watchdog:
     def look(self) -> None:
         """Once."""
         beat, now = self._beat, self._clock()
-        silence = beat.silence_s(now)
+        if now - self._looked_at > self.limit_s / 2:  # this thread stood still, too
+            self._awake_since = now
+        self._looked_at = now
+        silence = min(beat.silence_s(now), now - self._awake_since)
         if silence <= self.limit_s:
             self._looked()
             return

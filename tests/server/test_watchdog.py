@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import signal
+import time
 
 import httpx
 import pytest
@@ -47,6 +49,12 @@ class Watched:
     def beat(self) -> None:
         self.dog._take_beat()
 
+    def look_until(self, now: float) -> None:
+        """As often as the thread does."""
+        while self.now < now:
+            self.now = min(now, self.now + self.dog.every_s)
+            self.dog.look()
+
 
 def test_a_step_that_does_not_come_back() -> None:
     watched = Watched()
@@ -64,11 +72,9 @@ def test_a_step_that_does_not_come_back() -> None:
 
 def test_an_event_loop_that_hangs() -> None:
     watched = Watched()
-    watched.now = 10.0
-    watched.dog.look()
+    watched.look_until(10.0)
     assert watched.ends == []
-    watched.now = 10.1
-    watched.dog.look()
+    watched.look_until(10.1)
     assert "event loop hangs" in watched.ends[0]
 
 
@@ -76,9 +82,24 @@ def test_an_event_loop_that_hangs_beside_a_step() -> None:
     watched = Watched()
     watched.now, watched.step_began = 1.0, 0.9
     watched.beat()
-    watched.now = 11.0
-    watched.dog.look()
+    watched.look_until(11.0)
     assert "event loop hangs" in watched.ends[0]
+
+
+@pytest.mark.parametrize("step", [False, True])
+def test_a_process_that_stood_still_has_its_time_from_then_on(step: bool) -> None:
+    watched = Watched()
+    watched.look_until(5.0)
+    watched.step_began = watched.now if step else None
+    watched.beat()
+    watched.now = 1000.0  # Ctrl-Z, and fg: its threads look and beat in any order
+    watched.dog.look()
+    if step:
+        watched.beat()
+    watched.look_until(1010.0)
+    assert watched.ends == []
+    watched.look_until(1010.1)
+    assert "nothing has moved for 10 seconds" in watched.ends[0]
 
 
 def test_many_long_steps_are_no_fault() -> None:
@@ -117,6 +138,16 @@ def test_a_wedged_process_leaves_with_a_code_and_the_stacks_of_its_threads() -> 
     first, *stacks = err.splitlines()
     assert first.startswith("The model does not come back from a step: nothing has moved for")
     assert any("tests/server/fake_serve.py" in line and "in step" in line for line in stacks)
+
+
+def test_a_process_that_was_stopped_for_longer_than_its_watchdog_waits_goes_on() -> None:
+    with serving(10, "short", "2") as process:
+        process.signal(signal.SIGSTOP)
+        time.sleep(2.5)  # which is for how long it stands still
+        process.signal(signal.SIGCONT)
+        assert httpx.post(f"{process.url}/v1/chat/completions", json=BODY).status_code == 200
+        process.signal()
+        assert process.end() == (0, "")
 
 
 def test_a_process_whose_loop_hangs_leaves_with_a_code() -> None:
