@@ -12,7 +12,9 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable
+from contextvars import copy_context
 from dataclasses import dataclass
+from functools import partial
 
 LOOKS = 8
 """Times that the thread looks within the limit."""
@@ -71,7 +73,9 @@ class Watchdog:
         self._take_beat()
         self._looked_at = self._awake_since = self._clock()
         self._beating = asyncio.create_task(self._beat_on(), name="chairlift watchdog")
-        threading.Thread(target=self._watch, name="chairlift-watchdog", daemon=True).start()
+        # In this context: who hears complaints is said there.
+        watch = partial(copy_context().run, self._watch)
+        threading.Thread(target=watch, name="chairlift-watchdog", daemon=True).start()
 
     def stop(self) -> None:
         self._ended.set()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -115,28 +117,47 @@ def test_a_signal_before_the_server_can_answer_to_it_is_a_stop(file: RecordFile)
 
 
 def test_where_the_server_ends_the_process_itself(file: RecordFile) -> None:
-    """As its watchdog does."""
+    """As its watchdog does, on a thread of its own."""
     ends: list[int] = []
 
     def serve(words: Sequence[str]) -> int:
-        class Gone(BaseException):
-            pass
+        async def wedged() -> None:
+            gone = asyncio.Event()
+            over = threading.Event()
+            loop = asyncio.get_running_loop()
 
-        def exit(code: int) -> None:
-            ends.append(code)
-            raise Gone
+            def exit(code: int) -> None:
+                ends.append(code)
+                loop.call_soon_threadsafe(gone.set)
+                over.wait()
 
-        lifecycle = Lifecycle(notifier=Notifier({}), complain=complain, exit=exit)  # type: ignore[arg-type]
-        with pytest.raises(Gone):
-            lifecycle._expired("The model does not come back.")
+            lifecycle = Lifecycle(
+                watchdog_s=0.1,
+                notifier=Notifier({}),
+                complain=complain,
+                exit=exit,  # type: ignore[arg-type]
+            )
+            lifecycle.ready(["a"], lambda: 10.0)
+            await asyncio.wait_for(gone.wait(), 20)
+            lifecycle.ended()
+            over.set()
+
+        asyncio.run(wedged())
         record = file.read()
         assert record.run is not None and record.run.ended is not None
-        assert (record.run.ended.code, record.run.ended.reason) == (70, "The model does not come back.")
+        assert record.run.ended.code == 70
+        assert record.run.ended.reason.startswith("The model does not come back from a step: ")
         return 1
 
     run_service(serve, [], file)
     run = file.read().run
-    assert ends == [70] and run is not None and run.ended is not None and run.ended.code == 70
+    assert (
+        ends == [70]
+        and len(alarms) == 1
+        and run is not None
+        and run.ended is not None
+        and run.ended.code == 70
+    )
 
 
 def test_what_it_prints_is_kept_short(tmp_path: Path) -> None:
