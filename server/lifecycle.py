@@ -5,6 +5,7 @@ from __future__ import annotations
 import faulthandler
 import logging
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -16,6 +17,8 @@ from chairlift.server.watchdog import MOST_S, Watchdog
 
 WATCHDOG_EXIT = 70
 """Exit code of a server that its watchdog ended (`EX_SOFTWARE` of sysexits.h)."""
+LAST_WORDS_S = 5
+"""Seconds that the watchdog's last words may take: what hangs may be whoever reads them."""
 PINGS = 3
 """Signs of life within the time that a supervisor asks for."""
 UNWATCHED = float("inf")
@@ -89,6 +92,7 @@ class Lifecycle:
         watchdog_s: seconds after which a server that no longer gets on is ended; 0: never.
         complain: called with one line, before that.
         exit: ends the process at once.
+        alarm: ends it in so many seconds, whatever its threads do.
     """
 
     def __init__(
@@ -98,6 +102,7 @@ class Lifecycle:
         complain: Callable[[str], None] = logger.critical,
         notifier: Notifier | None = None,
         exit: Callable[[int], NoReturn] = os._exit,
+        alarm: Callable[[int], object] = signal.alarm,
     ) -> None:
         notifier = notifier or Notifier()
         self._witnesses: tuple[Witness, ...] = (Systemd(notifier), *_WITNESSES.get())
@@ -105,6 +110,7 @@ class Lifecycle:
         self._limit_s = watchdog_s or UNWATCHED
         self._complain = complain
         self._exit = exit
+        self._alarm = alarm
         self._watchdog: Watchdog | None = None
 
     def listening(self, url: str) -> None:
@@ -148,6 +154,8 @@ class Lifecycle:
             witness.alive()
 
     def _expired(self, line: str) -> None:
+        # The system's own: faulthandler writes with Python's lock held, so that no thread could end the wait.
+        self._alarm(LAST_WORDS_S)
         self._complain(line)
         # Where every thread stands is all that is left to learn from.
         faulthandler.dump_traceback(all_threads=True)

@@ -30,6 +30,7 @@ _SIGNALS = {
     signal.SIGSEGV: "a fault in native code",
     signal.SIGBUS: "a fault in native code, or a file on a disk that went away",
     signal.SIGILL: "an instruction that this processor does not have",
+    signal.SIGALRM: "the watchdog ended it, and could not say so: nobody reads what it writes",
     signal.SIGTERM: "it was asked to stop before it could answer to that",
 }
 

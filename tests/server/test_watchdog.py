@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
+import subprocess
+import sys
 import time
 
 import httpx
@@ -12,7 +15,7 @@ import pytest
 
 from chairlift.server.lifecycle import WATCHDOG_EXIT
 from chairlift.server.watchdog import Beat, Watchdog
-from tests.server.test_serve import BODY, serving
+from tests.server.test_serve import BODY, PATIENCE, ROOT, serving
 
 
 @pytest.mark.parametrize(
@@ -155,3 +158,24 @@ def test_a_process_whose_loop_hangs_leaves_with_a_code() -> None:
         code, err = process.end()
     assert code == WATCHDOG_EXIT
     assert err.startswith("The event loop hangs: ")
+
+
+def test_a_process_whose_last_words_nobody_reads_ends_all_the_same() -> None:
+    """Its standard error is a pipe that is full, so that every write waits."""
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(writing, b"x" * 4096)
+    os.set_blocking(writing, True)
+    command = [sys.executable, "-m", "tests.server.fake_serve", "0", "10", "deaf", "1"]
+    path = os.pathsep.join([str(ROOT), str(ROOT / "src")])
+    with subprocess.Popen(
+        command, cwd=ROOT, env={**os.environ, "PYTHONPATH": path}, stdout=subprocess.DEVNULL, stderr=writing
+    ) as process:
+        os.close(writing)
+        try:
+            assert process.wait(PATIENCE) == -signal.SIGALRM
+        finally:
+            process.kill()
+            os.close(reading)

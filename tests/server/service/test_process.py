@@ -119,6 +119,7 @@ def test_a_signal_before_the_server_can_answer_to_it_is_a_stop(file: RecordFile)
 def test_where_the_server_ends_the_process_itself(file: RecordFile) -> None:
     """As its watchdog does, on a thread of its own."""
     ends: list[int] = []
+    alarms: list[int] = []
 
     def serve(words: Sequence[str]) -> int:
         async def wedged() -> None:
@@ -136,6 +137,7 @@ def test_where_the_server_ends_the_process_itself(file: RecordFile) -> None:
                 notifier=Notifier({}),
                 complain=complain,
                 exit=exit,  # type: ignore[arg-type]
+                alarm=alarms.append,
             )
             lifecycle.ready(["a"], lambda: 10.0)
             await asyncio.wait_for(gone.wait(), 20)
