@@ -132,10 +132,14 @@ class Models:
 
     # -- for requests
 
-    def admit(self) -> None:
-        """Raises: EngineStopped from the start of the drain on, and before the first model is there."""
+    def require_open(self) -> None:
+        """Raises: EngineStopped from the start of the drain on."""
         if self.draining:
             raise EngineStopped(STOPPING)
+
+    def admit(self) -> None:
+        """Raises: EngineStopped from the start of the drain on, and before the first model is there."""
+        self.require_open()
         if not self.ready and not any(model.ready for model in self._models):
             raise EngineStopped("The model is not ready yet; try again soon.")
 
@@ -156,8 +160,7 @@ class Models:
         return Lease(lambda: self._release(model))
 
     def _check_ready(self, model: Model) -> None:
-        if self.draining:
-            raise EngineStopped(STOPPING)
+        self.require_open()
         if not model.ready:
             raise EngineStopped("The model is not ready yet; try again soon.")
 
@@ -202,11 +205,9 @@ class Models:
 
     async def _change(self) -> None:
         """Wait until something has changed. Raises: EngineStopped."""
-        if self.draining:
-            raise EngineStopped(STOPPING)
+        self.require_open()
         await self._news.wait()
-        if self.draining:
-            raise EngineStopped(STOPPING)
+        self.require_open()
 
     def _tell(self) -> None:
         news, self._news = self._news, asyncio.Event()

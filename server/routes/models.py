@@ -42,7 +42,7 @@ PAGE = 20
 @router.get("")
 async def list_models(request: Request, response: Response) -> ModelList | AnthropicModelList:
     context = context_of(request)
-    context.admit()
+    context.models.require_open()  # models that load are told of, too
     if is_anthropic(request.scope):
         response.headers["request-id"] = request_id_of(request.scope)
         cards = [AnthropicModelCard.of(model) for model in _generating(context)]
@@ -79,7 +79,7 @@ async def retrieve_model(
 ) -> ModelCard | AnthropicModelCard:
     """Names of the form org/name are one id, escaped or not."""
     context = context_of(request)
-    context.admit()
+    context.models.require_open()  # models that load are told of, too
     model = context.models.find(model_id)
     if model is None or (is_anthropic(request.scope) and model not in _generating(context)):
         raise model_not_found(model_id)

@@ -169,14 +169,15 @@ async def test_a_full_queue() -> None:
 
 async def test_before_the_model_is_loaded_and_after_the_end() -> None:
     async with lift(start=False) as server:
-        for response in (await server.chat(), await server.complete(), await server.client.get("/v1/models")):
+        for response in (await server.chat(), await server.complete()):
             error = error_of(response, 503)
             assert (error["type"], error["code"]) == ("server_error", "unavailable")
             assert response.headers["retry-after"] == "5"
         await server.engine.start()
         assert (await server.chat(max_tokens=1)).status_code == 200
         await server.engine.stop()
-        assert "shutting down" in str(error_of(await server.chat(), 503)["message"])
+        for response in (await server.chat(), await server.client.get("/v1/models")):
+            assert "shutting down" in str(error_of(response, 503)["message"])
 
 
 async def test_a_failed_step() -> None:

@@ -167,6 +167,8 @@ def test_while_the_model_loads_it_is_live_and_not_ready_and_can_be_stopped() -> 
         assert (ready.status_code, ready.json()["status"]) == (503, "loading")
         refused = httpx.post(f"{process.url}/v1/chat/completions", json=BODY)
         assert error_of(refused, 503)["code"] == "unavailable"
+        (listed,) = httpx.get(f"{process.url}/v1/models").json()["data"]
+        assert listed["state"] == "loading"
         process.signal()
         assert process.end() == (0, "")
 

@@ -96,7 +96,6 @@ async def test_a_full_queue_and_no_model() -> None:
     async with lift(runner, config=EngineConfig(max_num_seqs=1, max_waiting=0), start=False) as server:
         for path in (MESSAGES_PATH, COUNT):
             assert refusal(await ask(server, path), 529)["type"] == "overloaded_error"
-        assert refusal(await server.client.get("/v1/models", headers=VERSION), 529)
         await server.engine.start()
         runner.close_gate()
         async with server.engine.submit(Request("one", (97,))):

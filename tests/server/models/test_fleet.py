@@ -349,6 +349,26 @@ async def test_those_that_do_not_fit_at_the_start_come_when_they_are_asked_for()
         assert lift.states() == {"a": "unloaded", "b": "loaded"}
 
 
+async def test_models_are_told_of_from_the_first_moment_and_the_server_is_ready_once_all_are_there() -> None:
+    a, b, c = Fake("a", at_start=True), Fake("b", at_start=True), Fake("c")
+    async with fleet(a, b, c, start=False) as lift:
+        b.gate.close()
+        starting = asyncio.create_task(lift.models.start())
+        await asyncio.to_thread(b.gate.wait)
+        listed = (await lift.client.get("/v1/models")).json()["data"]
+        states = {"a": "loaded", "b": "loading", "c": "unloaded"}
+        assert {card["id"]: card["state"] for card in listed} == states
+        assert (await lift.card("b"))["state"] == "loading"
+        page = await lift.client.get("/v1/models", headers={"anthropic-version": "2023-06-01"})
+        assert [card["id"] for card in page.json()["data"]] == ["a", "b", "c"]
+        ready = await lift.client.get("/health/ready")
+        assert (ready.status_code, ready.json()["status"]) == (503, "loading")
+        assert (await lift.client.get("/health")).json()["status"] == "loading"
+        b.gate.open()
+        await starting
+        assert (await lift.client.get("/health/ready")).status_code == 200
+
+
 async def test_when_it_stops_those_who_wait_are_told_and_running_answers_end() -> None:
     a, b = Fake("a", at_start=True), Fake("b")
     async with fleet(a, b) as lift:
