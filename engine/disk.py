@@ -13,7 +13,7 @@ from chairlift.engine.config import EngineConfig
 from chairlift.engine.errors import ModelUnavailable
 from chairlift.engine.models.folders import cache_folder, unwritable
 from chairlift.engine.plan import LoadedModel
-from chairlift.engine.prefix.disk import PrefixDisk
+from chairlift.engine.prefix.disk import QUEUE_BYTES, PrefixDisk
 from chairlift.engine.prefix.prefixes import Prefixes
 from chairlift.engine.prefix.vocabulary import PageData
 
@@ -21,6 +21,9 @@ log = logging.getLogger(__name__)
 
 PATIENCE = 30.0
 """Seconds."""
+QUEUE_SHARE = 0.25
+"""Of memory's bound may wait to be written: a long prompt whole, where computing it is faster. Memory has
+these pages anyway, unless it drops them meanwhile."""
 
 
 def require_disk(config: EngineConfig) -> None:
@@ -48,7 +51,8 @@ async def open_disk(loaded: LoadedModel, config: EngineConfig) -> PrefixDisk | N
     folder = _folder(config)
     try:
         identity = await asyncio.to_thread(loaded.identity)
-        disk = PrefixDisk(folder, identity, config.prefix_cache_disk_bytes)
+        queue = max(QUEUE_BYTES, int(config.prefix_cache_bytes * QUEUE_SHARE))
+        disk = PrefixDisk(folder, identity, config.prefix_cache_disk_bytes, queue=queue)
         await asyncio.to_thread(disk.open)
     except OSError as error:
         raise _unusable(config, error.strerror or str(error)) from error

@@ -32,7 +32,7 @@ from chairlift.engine.prefix.vocabulary import DiskStats, Page, PageData
 log = logging.getLogger(__name__)
 
 QUEUE_BYTES = 2**30
-"""Most bytes that wait to be written; what comes on top is not kept on the disk."""
+"""Most bytes that wait to be written, unless more is allowed; what comes on top is not kept on the disk."""
 RESCAN_SECONDS = 60.0
 """Between two looks at what other processes have done."""
 RETRY_SECONDS = 60.0
@@ -63,16 +63,24 @@ class PrefixDisk:
         folder: shared by all models and processes.
         model: names everything that makes pages what they are (`chairlift.engine.models.identity`).
         limit: bytes of all files below `folder`.
+        queue: most bytes that wait to be written.
         clock: seconds of the time of day.
     """
 
     def __init__(
-        self, folder: Path, model: str, limit: int, *, clock: Callable[[], float] = time.time
+        self,
+        folder: Path,
+        model: str,
+        limit: int,
+        *,
+        queue: int = QUEUE_BYTES,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         self.model = model
         self._root = folder
         self._folder = folder / model
         self._limit = limit
+        self._queue = queue
         self._clock = clock
         self._known: set[bytes] = set()
         self._used = 0
@@ -131,7 +139,7 @@ class PrefixDisk:
         size = data.data.nbytes
         with self._changed:
             wanted = page.digest not in self._known and page.digest not in self._queued
-            room = self._queued_bytes + size <= QUEUE_BYTES and not self._closing
+            room = self._queued_bytes + size <= self._queue and not self._closing
             if wanted and room and page.parent not in self._left_out:
                 self._left_out.discard(page.digest)
                 self._queued.add(page.digest)

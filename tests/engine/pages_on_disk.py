@@ -38,9 +38,13 @@ def content(page: Page, size: int = 1000) -> PageData:
 
 
 def opened(
-    folder: Path, limit: int = 10**6, model: str = MODEL, clock: Callable[[], float] = time.time
+    folder: Path,
+    limit: int = 10**6,
+    model: str = MODEL,
+    clock: Callable[[], float] = time.time,
+    queue: int = 10**6,
 ) -> PrefixDisk:
-    disk = PrefixDisk(folder, model, limit, clock=clock)
+    disk = PrefixDisk(folder, model, limit, queue=queue, clock=clock)
     disk.open()
     return disk
 

@@ -188,7 +188,6 @@ def test_a_full_disk_is_said_once_and_tried_again(
 def test_what_the_disk_cannot_keep_up_with_is_left_out(
     tmp_path: Path, disks: list[PrefixDisk], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(disk_module, "QUEUE_BYTES", 2500)
     gate, standing = threading.Event(), threading.Event()
     write_page = disk_module.write_page
 
@@ -199,7 +198,7 @@ def test_what_the_disk_cannot_keep_up_with_is_left_out(
 
     monkeypatch.setattr(disk_module, "write_page", slow)
     pages = pages_of(chain_of(*range(40)))
-    disk = opened(tmp_path)
+    disk = opened(tmp_path, queue=2500)
     disks.append(disk)
     disk.offer(pages[0], content(pages[0]))
     assert standing.wait(10)
