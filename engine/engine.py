@@ -21,6 +21,7 @@ from chairlift.engine.config import EngineConfig, EngineObserver, EngineStats
 from chairlift.engine.constraints import Compiler
 from chairlift.engine.disk import DiskTraffic, open_disk, require_disk
 from chairlift.engine.errors import (
+    SHUTTING_DOWN,
     EngineError,
     EngineStopped,
     InvalidParameter,
@@ -110,6 +111,7 @@ class Engine:
         self._stop_task: asyncio.Task[None] | None = None
         self._drain_until = float("inf")
         self._drain_news = asyncio.Event()
+        self._why = SHUTTING_DOWN
 
     # -- life
 
@@ -138,7 +140,7 @@ class Engine:
             loaded = await self._loading
         except asyncio.CancelledError:
             if self.draining and (task := asyncio.current_task()) and not task.cancelling():
-                raise EngineStopped("The model is shutting down.") from None
+                raise EngineStopped(self._why) from None
             raise
         except EngineError:
             raise
@@ -184,16 +186,16 @@ class Engine:
                         raise event.error
                     raise ModelUnavailable(f"The model cannot decode: {event.error.message}")
 
-    async def stop(self, drain_timeout: float = 0.0) -> None:
+    async def stop(self, drain_timeout: float = 0.0, *, why: str = SHUTTING_DOWN) -> None:
         """Admit nothing more, let running rows finish for so many seconds, end the rest, close the runner.
 
         Requests that are still waiting end at once; what ends here ends with `Failed(EngineStopped)`. May
         be called again at any time: the shorter time-out counts. Never waits much longer than `drain_timeout`
         and a few times `EngineConfig.close_timeout`: a thread that does not come back is given up, and
-        `wedged` is set.
+        `wedged` is set. `why` is what requests that it ends are told.
         """
         self.ready = False
-        self.draining = True
+        self.draining, self._why = True, why
         self._drain_until = min(self._drain_until, time.monotonic() + drain_timeout)
         self._drain_news.set()
         if self._stop_task is None:
@@ -205,13 +207,13 @@ class Engine:
             self._loading.cancel()
         for row in self._answers.rows:
             if row.timing.admitted is None:
-                self._answers.fail(row, EngineStopped("The model is shutting down."))
+                self._answers.fail(row, EngineStopped(self._why))
         while self._answers.rows and (left := self._drain_until - time.monotonic()) > 0:
             self._drain_news.clear()
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._drain_news.wait(), left)
         for row in self._answers.rows:
-            self._answers.fail(row, EngineStopped("The model is shutting down."))
+            self._answers.fail(row, EngineStopped(self._why))
         self._closing = True
         self._wake.set()
         if self._loop_task is not None:
@@ -310,9 +312,7 @@ class Engine:
 
     def _require_ready(self) -> None:
         if not self.ready:
-            raise EngineStopped(
-                "The model is shutting down." if self.draining else "The model is still loading."
-            )
+            raise EngineStopped(self._why if self.draining else "The model is still loading.")
 
     def _submit(self, request: Request, *, observed: bool) -> RequestHandle:
         given = request.sampling.seed

@@ -60,6 +60,9 @@ class QueueFull(EngineError):
         self.retry_after = retry_after
 
 
+SHUTTING_DOWN = "The model is shutting down."
+
+
 class EngineStopped(EngineError):
     """The engine is draining or has stopped, and admits nothing."""
 

@@ -66,7 +66,7 @@ class Context:
         if model is None and name is not None and self.models.default(use) is not None:
             raise model_not_found(name)
         if model is not None and model.use in (use, None):
-            if model.ready:
+            if model.ready and self.models.takes(model):
                 hold(http.scope, await self.models.acquire(model))
             else:
                 if check is not None:

@@ -27,6 +27,7 @@ from chairlift.engine.embedding.types import (
     Vectors,
 )
 from chairlift.engine.errors import (
+    SHUTTING_DOWN,
     ContextLengthExceeded,
     EngineError,
     EngineStopped,
@@ -36,8 +37,6 @@ from chairlift.engine.errors import (
 )
 from chairlift.engine.memory.budget import Budget, Reservation
 from chairlift.engine.thread import MLXThread
-
-STOPPED = "The model is shutting down."
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +143,7 @@ class EmbeddingEngine:
         self._idle = asyncio.Event()
         self._loop_task: asyncio.Task[None] | None = None
         self._stop_task: asyncio.Task[None] | None = None
+        self._why = SHUTTING_DOWN
 
     async def start(self) -> None:
         """Load the model and embed a token with it.
@@ -172,7 +172,7 @@ class EmbeddingEngine:
             reason = str(error).partition("\n")[0] or type(error).__name__
             raise ModelUnavailable(f"The embedding model could not be loaded: {reason}") from None
         if self.draining:
-            raise EngineStopped(STOPPED)
+            raise EngineStopped(self._why)
         self.info, self.tokenizer, self._encoder = loaded.info, loaded.tokenizer, loaded.encoder
         self._memory = BatchMemory.of(
             loaded.info,
@@ -211,7 +211,7 @@ class EmbeddingEngine:
             ContextLengthExceeded: there is no longer memory for a text of such a length.
         """
         if not self.ready:
-            raise EngineStopped(STOPPED if self.draining else "The embedding model is still loading.")
+            raise EngineStopped(self._why if self.draining else "The embedding model is still loading.")
         return await self._encode(texts)
 
     async def _encode(self, texts: Sequence[TokenizedText]) -> Vectors:
@@ -340,13 +340,16 @@ class EmbeddingEngine:
 
     # -- the end
 
-    async def stop(self, drain_timeout: float = 0.0) -> None:
+    async def stop(self, drain_timeout: float = 0.0, *, why: str = SHUTTING_DOWN) -> None:
         """Admit nothing more, let what waits be computed for so many seconds, end the rest, close the model.
 
         Idempotent: the first call's time-out counts.
+
+        Args:
+            why: what requests that it ends are told.
         """
         self.ready = False
-        self.draining = True
+        self.draining, self._why = True, why
         if self._stop_task is None:
             self._stop_task = asyncio.create_task(
                 self._shut_down(drain_timeout), name="chairlift embedding engine stop"
@@ -361,7 +364,7 @@ class EmbeddingEngine:
             self._loop_task.cancel()  # a batch on the thread goes on; its outcome is dropped
             await asyncio.wait({self._loop_task})
         for job in self._open:
-            job.fail(EngineStopped(STOPPED))
+            job.fail(EngineStopped(self._why))
         if self._thread is None:
             return
         if self._encoder is not None:

@@ -73,6 +73,10 @@ class ModelSpec:
     created: int = 0
     found: Found | None = None
 
+    def entry(self) -> Entry:
+        """For a roster."""
+        return Entry(self.name, pinned=self.pinned, idle_unload_s=self.idle_unload_s)
+
 
 class Model:
     """A model and, while it is loaded, its engine."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextvars import Context
 from typing import Any
 
@@ -18,22 +18,23 @@ from chairlift.engine.engine import Engine
 from chairlift.engine.errors import EngineError, EngineStopped, ModelUnavailable, QueueFull
 from chairlift.engine.memory.budget import Budget
 from chairlift.server.errors import APIError
+from chairlift.server.models.catalogue import Catalogue
 from chairlift.server.models.faults import as_fault, does_not_fit, without_paths
 from chairlift.server.models.holdings import Holdings
 from chairlift.server.models.leases import Lease
-from chairlift.server.models.model import AdoptedModel, Found, Model, ModelSpec, Use
+from chairlift.server.models.model import AdoptedModel, Found, Model, ModelSpec
 from chairlift.server.models.refusals import busy, failed, in_use, pinned, still_loading
-from chairlift.server.models.roster import Entry, Find, Load, Roster, State
+from chairlift.server.models.roster import Find, Load, Roster, State
 from chairlift.server.models.tasks import log_defect, on_a_thread
 
 logger = logging.getLogger("chairlift.server")
 
 LOOK_AGAIN_S = 0.25
 """Between two looks at whether rows of no open request have ended, while somebody waits for that."""
-STOPPING = "The server is shutting down."
+UNLOADED = "The model was unloaded by an operator; the next request loads it again."
 
 
-class Models:
+class Models(Catalogue):
     """All models of a process.
 
     Args:
@@ -55,10 +56,8 @@ class Models:
         watch: Callable[[Model], None] = lambda model: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.started = False
-        """The models that are loaded at the start are there, or cannot be."""
         self._roster = Roster()
-        self._models = [Model(spec, self._roster.add(_entry(spec))) for spec in specs]
+        super().__init__(Model(spec, self._roster.add(spec.entry())) for spec in specs)
         self._holdings = Holdings(budget)
         self._load_timeout = load_timeout
         self._drain_timeout = drain_timeout
@@ -68,7 +67,6 @@ class Models:
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._news = asyncio.Event()
-        self._stopping = False
 
     @classmethod
     def of(cls, *engines: Engine | EmbeddingEngine | None) -> Models:
@@ -82,66 +80,9 @@ class Models:
 
     def adopt(self, spec: ModelSpec, engine: Engine | EmbeddingEngine) -> None:
         """An engine whose life is the caller's business, under the name that it gives itself."""
-        self._models.append(AdoptedModel(spec, self._roster.add(_entry(spec)), engine))
-
-    # -- which there are
-
-    def __iter__(self) -> Iterator[Model]:
-        return iter(self._models)
-
-    def __len__(self) -> int:
-        return len(self._models)
-
-    def find(self, name: str) -> Model | None:
-        return next((model for model in self._models if model.answers_to(name)), None)
-
-    def default(self, use: Use) -> Model | None:
-        """The one for requests of this use that name none: the first that is ready, else the first."""
-        fit = [model for model in self._models if model.use in (use, None)]
-        return next((model for model in fit if model.ready), fit[0] if fit else None)
-
-    @property
-    def engines(self) -> list[Engine | EmbeddingEngine]:
-        """Of all that are loaded, or about to be, or still to go."""
-        return [model.engine for model in self._models if model.engine is not None]
-
-    @property
-    def draining(self) -> bool:
-        """Nothing is admitted any more."""
-        return self._stopping or any(
-            isinstance(model, AdoptedModel) and model.engine is not None and model.engine.draining
-            for model in self._models
-        )
-
-    @property
-    def ready(self) -> bool:
-        """Requests are answered."""
-        return not self.draining and (self.started or all(model.ready for model in self._models))
-
-    @property
-    def wedged(self) -> bool:
-        """A thread did not come back from a call, and was given up."""
-        return any(engine.wedged for engine in self.engines)
-
-    @property
-    def abandoned(self) -> bool:
-        """A model was still looked for or loaded when the server stopped."""
-        return self.draining and any(
-            model.entry.state in (State.FINDING, State.LOADING) for model in self._models
-        )
+        self._models.append(AdoptedModel(spec, self._roster.add(spec.entry()), engine))
 
     # -- for requests
-
-    def require_open(self) -> None:
-        """Raises: EngineStopped from the start of the drain on."""
-        if self.draining:
-            raise EngineStopped(STOPPING)
-
-    def admit(self) -> None:
-        """Raises: EngineStopped from the start of the drain on, and before the first model is there."""
-        self.require_open()
-        if not self.ready and not any(model.ready for model in self._models):
-            raise EngineStopped("The model is not ready yet; try again soon.")
 
     async def acquire(self, model: Model) -> Lease:
         """Once it is loaded.
@@ -151,13 +92,17 @@ class Models:
             QueueFull: too many wait for it.
             APIError: 503: it cannot be loaded, or not in time.
         """
-        entry = model.entry
-        if entry.state is State.LOADED and not self._roster.yields(entry.name, self._clock()):
+        if self.takes(model):
             self._check_ready(model)
-            self._roster.use(entry.name, self._clock())
+            self._roster.use(model.entry.name, self._clock())
         else:
             await self._wait_for(model)
         return Lease(lambda: self._release(model))
+
+    def takes(self, model: Model) -> bool:
+        """New requests for it, now."""
+        loaded = model.entry.state is State.LOADED
+        return loaded and not self._roster.yields(model.entry.name, self._clock())
 
     def _check_ready(self, model: Model) -> None:
         self.require_open()
@@ -168,15 +113,23 @@ class Models:
         entry = model.entry
         if not self.ready:
             raise EngineStopped("The model is not ready yet; try again soon.")
-        if entry.waiters >= self._max_waiting:
-            raise QueueFull(f"{entry.waiters} requests wait for {model.name} to be loaded.", 5.0)
+        if (waiting := entry.waiters + entry.deferred) >= self._max_waiting:
+            raise QueueFull(f"{waiting} requests wait for {model.name} to be loaded.", 5.0)
         try:
             async with asyncio.timeout(self._load_timeout):
-                while entry.state is State.LOADED and self._roster.yields(entry.name, self._clock()):
-                    await self._change()
+                await self._until_its_turn(model)
                 await self._until_loaded(model)
         except TimeoutError:
             raise still_loading(model.name) from None
+
+    async def _until_its_turn(self, model: Model) -> None:
+        entry = model.entry
+        entry.deferred += 1
+        try:
+            while entry.state is State.LOADED and not self.takes(model):
+                await self._change()
+        finally:
+            entry.deferred -= 1
 
     async def _until_loaded(self, model: Model) -> None:
         """And used."""
@@ -229,7 +182,7 @@ class Models:
 
         Raises: APIError: 409: it is pinned, is being loaded, or its answers take too long.
         """
-        entry = model.entry
+        entry, engine = model.entry, model.engine
         if entry.pinned or isinstance(model, AdoptedModel):
             raise pinned(model.name)
         if entry.state in (State.UNLOADED, State.FAILED):
@@ -247,7 +200,9 @@ class Models:
                     await self._change()
         except TimeoutError:
             entry.leaving = False
-            raise in_use(model.name) from None
+            self._act()
+        if model.engine is engine and entry.state is State.LOADED:  # the time of this call or another is up
+            raise in_use(model.name)
 
     # -- life
 
@@ -362,7 +317,7 @@ class Models:
     async def _unload(self, model: Model) -> None:
         name, engine = model.entry.name, model.engine
         assert engine is not None
-        await engine.stop()
+        await engine.stop(why=UNLOADED)
         if engine.wedged:
             self._roster.failed(name, "its thread does not come back", self._clock(), for_good=True)
         else:
@@ -391,10 +346,6 @@ class Models:
         if fault is not None and model.entry.reason == without_paths(fault.message):
             return fault
         return does_not_fit(model.name, model.entry.reason)
-
-
-def _entry(spec: ModelSpec) -> Entry:
-    return Entry(spec.name, pinned=spec.pinned, idle_unload_s=spec.idle_unload_s)
 
 
 def _unfindable() -> Found:

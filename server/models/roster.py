@@ -43,6 +43,7 @@ class Entry:
         size: bytes that loading it takes; None until its files are found.
         users: requests that it answers.
         waiters: requests that wait for it.
+        deferred: requests that wait for another's turn, or for it to go and come back.
         wanted: the server's start wants it, if there is room without others going.
         since: since when somebody wants it.
         last_used: when a request last began or ended.
@@ -60,6 +61,7 @@ class Entry:
     size: int | None = None
     users: int = 0
     waiters: int = 0
+    deferred: int = 0
     wanted: bool = False
     since: float = 0.0
     last_used: float = 0.0
@@ -72,6 +74,8 @@ class Entry:
 
     @property
     def shown(self) -> State:
+        if self.leaving and self.state is State.LOADED:
+            return State.UNLOADING  # it takes no new requests, and waits for those that it answers
         return SHOWN.get(self.state, self.state)
 
     @property
@@ -223,8 +227,9 @@ class Roster:
         return min(times, default=None)
 
     def yields(self, name: str, now: float) -> bool:
-        """New requests for this model are to wait, since another has waited long enough for its room."""
-        return any(
+        """New requests for this model are to wait: an operator wants it gone, or another waited long enough
+        for its room."""
+        return self.entries[name].leaving or any(
             entry.state is State.WAITING
             and entry.blocked is not None
             and now - entry.blocked >= YIELD_AFTER_S

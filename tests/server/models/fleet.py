@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 
 import httpx
+from fastapi import FastAPI
 
 from chairlift.engine.embedding.engine import EmbeddingEngine
 from chairlift.engine.embedding.types import BatchCost
@@ -99,6 +100,7 @@ class Fleet:
     fakes: dict[str, Fake]
     models: Models
     client: httpx.AsyncClient
+    app: FastAPI
     budget: Budget | None
 
     def model(self, name: str) -> Model:
@@ -155,7 +157,7 @@ async def fleet(
     try:
         transport = httpx.ASGITransport(app)
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
-            yield Fleet({fake.name: fake for fake in fakes}, models, client, budget)
+            yield Fleet({fake.name: fake for fake in fakes}, models, client, app, budget)
     finally:
         for fake in fakes:
             fake.gate.open()

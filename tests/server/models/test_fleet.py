@@ -7,14 +7,17 @@ import asyncio
 import httpx
 import pytest
 
+from chairlift.engine.embedding.engine import EmbeddingEngine
 from chairlift.engine.embedding.types import BatchCost
 from chairlift.engine.engine import EngineConfig
-from chairlift.engine.errors import ModelUnavailable
+from chairlift.engine.errors import EngineStopped, ModelUnavailable
 from chairlift.engine.memory.guard import LEAST_CACHE, SPARE
 from chairlift.server.models.model import Use
+from chairlift.server.models.models import UNLOADED
 from tests.fakes import FakeRunner, answering
-from tests.server.harness import chat_body, error_of
+from tests.server.harness import CHAT, chat_body, error_of, on_socket
 from tests.server.models.fleet import Fake, fleet
+from tests.server.test_disconnect import connection
 
 VECTOR = "/v1/embeddings"
 SAID = [{"role": "user", "content": "Hi"}]
@@ -238,9 +241,81 @@ async def test_an_operator_loads_and_unloads() -> None:
         a.runners[0].open_gate()
         assert (await forced).json()["state"] == "unloaded"
         ended = error_of(await running, 503)  # the server itself goes on
-        assert (ended["code"], ended["message"]) == ("unavailable", "The model is shutting down.")
+        assert (ended["code"], ended["message"]) == ("unavailable", UNLOADED)
         assert (await lift.operate("unload", model="a")).json()["state"] == "unloaded"
         assert (await lift.operate("load", model="a")).json()["state"] == "loaded"
+
+
+async def test_one_that_is_to_go_takes_no_new_requests_until_it_has_gone_and_come_back() -> None:
+    a = Fake("a", at_start=True)
+    async with fleet(a, Fake("b", at_start=True)) as lift:
+        a.runners[0].close_gate()
+        running = asyncio.create_task(lift.says("a"))
+        await lift.until(lambda: lift.model("a").busy)
+        unloading = asyncio.create_task(lift.operate("unload", model="a"))
+        await lift.until(lambda: lift.states()["a"] == "unloading")
+        assert (await lift.card("a"))["state"] == "unloading"
+        later = asyncio.create_task(lift.says("a"))
+        await lift.until(lambda: lift.model("a").entry.deferred == 1)
+        assert await lift.says("b") == "b"
+        a.runners[0].open_gate()
+        assert (await unloading).status_code == 200
+        assert await asyncio.gather(running, later) == ["a", "a"]
+        assert len(a.runners) == 2 and a.runners[0].closed
+
+
+async def test_one_that_does_not_get_to_go_takes_requests_again_and_every_operator_is_told() -> None:
+    a = Fake("a", at_start=True)
+    async with fleet(a, drain_timeout=0.1, max_waiting=1) as lift:
+        a.runners[0].close_gate()
+        running = asyncio.create_task(lift.says("a"))
+        await lift.until(lambda: lift.model("a").busy)
+        unloads = [asyncio.create_task(lift.operate("unload", model="a")) for _ in range(2)]
+        await lift.until(lambda: lift.states()["a"] == "unloading")
+        left = asyncio.create_task(lift.chat("a"))
+        await lift.until(lambda: lift.model("a").entry.deferred == 1)
+        assert error_of(await lift.chat("a"), 429)["code"] == "queue_full"
+        for refused in await asyncio.gather(*unloads):
+            assert error_of(refused, 409)["code"] == "model_in_use"
+        assert lift.states() == {"a": "loaded"} and not left.done()
+        a.runners[0].open_gate()
+        assert await running == "a" and (await left).status_code == 200
+        assert len(a.runners) == 1
+
+
+async def test_who_leaves_while_a_model_is_to_go_waits_no_more() -> None:
+    a = Fake("a", at_start=True)
+    async with fleet(a) as lift:
+        a.runners[0].close_gate()
+        running = asyncio.create_task(lift.says("a"))
+        await lift.until(lambda: lift.model("a").busy)
+        unloading = asyncio.create_task(lift.operate("unload", model="a"))
+        await lift.until(lambda: lift.states()["a"] == "unloading")
+        async with on_socket(lift.app) as url, connection(url) as client:
+            await client.send(CHAT, chat_body(model="a"))
+            await lift.until(lambda: lift.model("a").entry.deferred == 1)
+            await client.leave()
+            await lift.until(lambda: lift.model("a").entry.deferred == 0)
+        a.runners[0].open_gate()
+        assert await running == "a" and (await unloading).json()["state"] == "unloaded"
+
+
+async def test_by_force_streams_and_texts_end_with_what_has_happened() -> None:
+    a, e = Fake("a", at_start=True, make_runner=FakeRunner), Fake("e", use=Use.EMBEDDING, at_start=True)
+    async with fleet(a, e) as lift:
+        a.runners[0].close_gate()
+        stream = asyncio.create_task(lift.chat("a", stream=True, max_tokens=4000))
+        await lift.until(lambda: lift.model("a").busy)
+        forced = asyncio.create_task(lift.operate("unload", model="a", force=True))
+        await lift.until(lambda: lift.states()["a"] == "unloading")
+        a.runners[0].open_gate()
+        assert (await forced).json()["state"] == "unloaded"
+        assert UNLOADED in (await stream).text
+        engine = lift.model("e").engine
+        assert isinstance(engine, EmbeddingEngine)
+        assert (await lift.operate("unload", model="e", force=True)).json()["state"] == "unloaded"
+        with pytest.raises(EngineStopped, match=UNLOADED):
+            await engine.encode([])
 
 
 async def test_an_embedding_model_is_a_model_like_any() -> None:
