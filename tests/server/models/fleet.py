@@ -67,7 +67,12 @@ class Fake:
             pinned=self.pinned,
             idle_unload_s=self.idle_unload_s,
             defaults=self.defaults,
+            found=self._find(metrics) if self.at_start else None,  # as `specs_of`: so the first loads first
         )
+
+    async def at_gate(self) -> None:
+        """Wait until a load stands at the closed gate."""
+        assert await asyncio.to_thread(self.gate.wait), f"no load of {self.name} came to the gate"
 
     def _find(self, metrics: ServerMetrics) -> Found:
         self.finds += 1

@@ -65,7 +65,7 @@ async def test_one_on_demand_is_loaded_by_the_first_request_and_others_go_on() -
         assert lift.states() == {"a": "loaded", "b": "unloaded"} and b.finds == 0
         b.gate.close()
         waiting = [asyncio.create_task(lift.says("b")) for _ in range(3)]
-        await asyncio.to_thread(b.gate.wait)
+        await b.at_gate()
         assert (await lift.card("b"))["state"] == "loading"
         assert await lift.says("a") == "a"
         b.gate.open()
@@ -124,7 +124,7 @@ async def test_only_so_many_wait_for_a_model() -> None:
     async with fleet(Fake("a", at_start=True), b, max_waiting=1) as lift:
         b.gate.close()
         first = asyncio.create_task(lift.says("b"))
-        await asyncio.to_thread(b.gate.wait)
+        await b.at_gate()
         assert error_of(await lift.chat("b"), 429)["code"] == "queue_full"
         b.gate.open()
         assert await first == "b"
@@ -157,7 +157,7 @@ async def test_the_least_recently_used_makes_room_and_memory_is_reserved_before_
         assert await lift.says("b") == "b" and await lift.says("a") == "a"
         c.gate.close()
         asking = asyncio.create_task(lift.says("c"))
-        await asyncio.to_thread(c.gate.wait)
+        await c.at_gate()
         assert lift.states() == {"a": "loaded", "b": "unloaded", "c": "loading"}
         assert lift.budget is not None and lift.budget.available == 0
         assert b.runners[0].closed
@@ -379,7 +379,7 @@ async def test_while_the_models_of_the_start_load_only_loaded_ones_answer() -> N
     async with fleet(a, b, start=False) as lift:
         b.gate.close()
         starting = asyncio.create_task(lift.models.start())
-        await asyncio.to_thread(b.gate.wait)
+        await b.at_gate()
         assert await lift.says("a") == "a"
         assert error_of(await lift.chat("b"), 503)["code"] == "unavailable"
         ready = await lift.client.get("/health/ready")
@@ -429,7 +429,7 @@ async def test_models_are_told_of_from_the_first_moment_and_the_server_is_ready_
     async with fleet(a, b, c, start=False) as lift:
         b.gate.close()
         starting = asyncio.create_task(lift.models.start())
-        await asyncio.to_thread(b.gate.wait)
+        await b.at_gate()
         listed = (await lift.client.get("/v1/models")).json()["data"]
         states = {"a": "loaded", "b": "loading", "c": "unloaded"}
         assert {card["id"]: card["state"] for card in listed} == states
@@ -449,7 +449,7 @@ async def test_when_it_stops_those_who_wait_are_told_and_running_answers_end() -
     async with fleet(a, b) as lift:
         b.gate.close()
         waiting = asyncio.create_task(lift.chat("b"))
-        await asyncio.to_thread(b.gate.wait)
+        await b.at_gate()
         a.runners[0].close_gate()
         running = asyncio.create_task(lift.says("a"))
         await lift.until(lambda: lift.model("a").busy)
