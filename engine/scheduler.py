@@ -216,6 +216,7 @@ class Scheduler:
         loads = self.prefixes.load(running=bool(self._live))
         queue = self._waiting.values()
         candidates = [*prefilling, *next_in_line(queue, prefilling, seats, self.prefixes, self.memory)]
+        self.memory.reserve()  # before anybody begins with pages that go for it
         admit: list[NewRow] = []
         prefill: list[Span] = []
         save: list[Save] = []
@@ -227,7 +228,6 @@ class Scheduler:
             candidates = [row for row in candidates if row is not encode and not row.unseen]
         grants = self._sharing.share(candidates, self._budget(len(decode))) if candidates else []
         admit += [self._admit(row) for row, _ in grants if row.id is None]
-        self.memory.reserve()
         # What the spans leave can be restored from the next plan on, and what goes for it goes with the next.
         drop, keep = self.prefixes.changed()
         for row, tokens in grants:

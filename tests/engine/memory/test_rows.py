@@ -66,6 +66,8 @@ class Served:
     def step(self) -> StepPlan:
         plan = self.driver.step()
         assert plan is not None
+        begun = {page.id for new in plan.admit if new.restore for page in new.restore.pages}
+        assert not begun & {*plan.drop}, "a row begins with pages that go before"
         assert self.memory.states.nbytes <= self.memory.used, "more is held than was projected"
         assert self.memory.used + self.budget.used(Kind.PREFIX) <= self.total
         assert self.memory.used >= least_bytes(self.sizes, self.driver.scheduler)
@@ -105,6 +107,16 @@ requests = st.lists(
     room=st.floats(1, 4),
     pages=st.booleans(),
     seqs=st.integers(1, 8),
+)
+@example(  # the last begins with what the sixth left, as far as that has not gone for them all
+    sizes=SIZES["flat"],
+    rows=[
+        *((318, 4, 0), (948, 47, 0), (1, 8, 0), (1, 8, 0), (1, 51, 0), (1370, 104, 0), (26, 40, 0)),
+        *((256, 33, 0), (1370, 1, 0)),
+    ],
+    room=3.75,
+    pages=True,
+    seqs=7,
 )
 def test_everyone_who_fits_alone_finishes_within_the_budget(
     sizes: StateSizes, rows: list[tuple[int, int, int]], room: float, pages: bool, seqs: int
