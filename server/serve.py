@@ -35,7 +35,7 @@ from chairlift.server.responses.database import StoreFault
 from chairlift.server.security.keys import KeyFault
 from chairlift.server.security.masking import SecretMask, mask_logs
 from chairlift.server.security.opening import Exposed, open_safely
-from chairlift.server.security.reload import Reload
+from chairlift.server.security.reload import Reload, has_terminal
 from chairlift.server.security.settings import ConnectionLimits
 from chairlift.server.security.tls import TLSFault, make_context
 from chairlift.server.served import EmbeddingServing, ServeOptions, Serving, Standby
@@ -166,9 +166,10 @@ async def serve_models(
         await responses.close()
         complain(str(fault))
         return 1
-    asyncio.get_running_loop().add_signal_handler(
-        signal.SIGHUP, Reload(app.state.context.keys, security.keys, tls=tls, mask=mask, hang_up=stop.set)
+    reload = Reload(
+        app.state.context.keys, security.keys, tls=tls, mask=mask, hang_up=stop.set, terminal=_terminal()
     )
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload)
     server = _Server(_uvicorn_config(app, security.connection, tls[0] if tls is not None else None))
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     url = _url(listener, secure=tls is not None)
@@ -261,6 +262,11 @@ def _install_signals(lifecycle: Lifecycle) -> asyncio.Event:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal)
     return stop
+
+
+def _terminal() -> Callable[[], bool]:
+    """Is there one whose end is a signal to stop? `nohup` starts a program with that signal ignored."""
+    return (lambda: False) if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else has_terminal
 
 
 def _uvicorn_config(app: object, limits: ConnectionLimits, tls: ssl.SSLContext | None) -> uvicorn.Config:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import os
 import pty
 import signal
+import subprocess
+import sys
+import termios
 import time
 from pathlib import Path
 
@@ -17,6 +21,7 @@ from chairlift.server.security.reload import Reload, has_terminal
 from tests.server.security.keyring import ALICE, BOB, ROOT, bearer
 from tests.server.security.test_keys import key_file
 from tests.server.test_serve import PATIENCE, serving
+from tests.server.test_serve import ROOT as FOLDER
 
 
 def reload_of(sources: KeySources, hung_up: list[bool], terminal: list[bool]) -> tuple[Keys, Reload]:
@@ -98,3 +103,44 @@ def test_a_server_reads_its_keys_again(tmp_path: Path) -> None:
         process.signal()
         code, err = process.end()
     assert code == 0 and "Keys were read again: alice" in err and BOB not in err
+
+
+@pytest.mark.parametrize("ignored", [False, True])
+def test_the_end_of_the_terminal_stops_a_server_unless_nohup_started_it(
+    ignored: bool, tmp_path: Path
+) -> None:
+    path = key_file(tmp_path, f"alice: {ALICE}")
+    ours, terminal = pty.openpty()
+
+    def begin() -> None:  # pragma: no cover
+        os.setsid()
+        fcntl.ioctl(terminal, termios.TIOCSCTTY, 0)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN if ignored else signal.SIG_DFL)
+
+    search = os.pathsep.join([str(FOLDER), str(FOLDER / "src")])
+    with subprocess.Popen(
+        [sys.executable, "-m", "tests.server.fake_serve", "0", "10", "short"],
+        env={**os.environ, "PYTHONPATH": search, "CHAIRLIFT_API_KEY_FILE": str(path)},
+        cwd=FOLDER,
+        stdin=terminal,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=begin,
+    ) as process:
+        try:
+            assert process.stdout is not None and process.stderr is not None
+            url = process.stdout.readline().strip()
+            process.stdout.readline()
+            os.close(terminal)
+            os.close(ours)
+            told = process.stderr.readline()
+            if ignored:
+                assert told.startswith("Keys were read again: alice")
+                assert httpx.get(f"{url}/v1/models", headers=bearer(ALICE)).status_code == 200
+                process.send_signal(signal.SIGTERM)
+            else:
+                assert told == ""
+            assert process.wait(PATIENCE) == 0
+        finally:
+            process.kill()
