@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import math
+import re
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
@@ -15,8 +16,10 @@ from chairlift.server.observe.record import CURRENT, RequestRecord
 from chairlift.server.security.gate import key_of
 from chairlift.server.security.rates import Admitted, Allowance, Rates, Refused
 
-FREE = frozenset(("GET", "HEAD", "OPTIONS"))
+FREE = frozenset(("GET", "HEAD", "OPTIONS", "DELETE"))
 """Methods of requests that cost next to nothing, and are not counted."""
+CANCEL = re.compile(r"/v1/responses/[^/]+/cancel")
+"""Paths of requests that make room, and are not counted either: who has no room left must be able to."""
 Headers = list[tuple[bytes, bytes]]
 
 
@@ -36,7 +39,7 @@ class Intake:
         self._respond = respond
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["method"] in FREE:
+        if scope["type"] != "http" or scope["method"] in FREE or CANCEL.fullmatch(scope["path"]):
             await self.app(scope, receive, send)
             return
         client = None if self._rates is None else _client(scope)

@@ -128,6 +128,19 @@ async def test_answers_in_the_background_count_until_they_end() -> None:
         assert (await ask(server)).status_code == 200
 
 
+@pytest.mark.parametrize(("method", "path"), [("POST", "/cancel"), ("DELETE", "")])
+async def test_whoever_has_no_room_left_may_make_some(method: str, path: str) -> None:
+    settings = limited(concurrent=1, requests_per_minute=2)
+    async with lift(FakeRunner(), settings=settings) as server:  # whose answers do not end by themselves
+        body = {"model": MODEL, "input": "Hi", "background": True}
+        begin = await server.client.post("/v1/responses", json=body, headers=bearer(ALICE))
+        assert (await ask(server)).status_code == 429
+        place = f"/v1/responses/{begin.json()['id']}{path}"
+        assert (await server.client.request(method, place, headers=bearer(ALICE))).status_code == 200
+        await server.until_idle()
+        assert (await ask(server, max_tokens=1)).status_code == 200
+
+
 async def test_without_keys_addresses_are_counted() -> None:
     settings = limited(KeySources(), requests_per_minute=1)
     async with lift(FakeRunner(answering("a")), settings=settings) as server:
