@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import sys
@@ -30,6 +31,8 @@ CARRIED = (
 CARRIED_TO_SYSTEMD = ("LD_PRELOAD",)
 """The same, of Linux alone: launchd's service is another machine's where it is only printed here."""
 SECRET_NAME = re.compile(r"KEY|TOKEN|SECRET|PASSWORD|CREDENTIAL", re.IGNORECASE)
+UNWRITABLE = re.compile("[\\x00-\\x08\\x0a-\\x1f\\x7f\\ud800-\\udfff]")
+"""systemd takes a carriage return for the end of a line, and XML has no control characters."""
 STOP_BEYOND_DRAIN_S = 60
 """Seconds to stop beyond those in which running answers finish."""
 WATCHDOG_BEYOND_S = 60
@@ -77,7 +80,9 @@ def define(wanted: Wanted, environment: Mapping[str, str] = os.environ) -> Servi
         if "key" in name:
             check_private(path)
     output = where.output(wanted.name)
-    return ServiceDefinition(
+    if not math.isfinite(configuration.drain_timeout):
+        raise ServiceFault("--drain-timeout: a service must be told how long its end may take.")
+    service = ServiceDefinition(
         name=wanted.name,
         program=_program(where, wanted.name, output, gave_up=GAVE_UP if systemd else 0),
         serve=words,
@@ -93,9 +98,27 @@ def define(wanted: Wanted, environment: Mapping[str, str] = os.environ) -> Servi
         ),
         low_port=0 < configuration.port < 1024,
         stop_s=max(STOP_S, round(configuration.drain_timeout) + STOP_BEYOND_DRAIN_S),
-        watchdog_s=configuration.watchdog and configuration.watchdog + WATCHDOG_BEYOND_S,
+        watchdog_s=_watchdog_s(configuration.watchdog),
         before=(str(MODPROBE), "-c", "0", "-u") if systemd and wanted.system and MODPROBE.is_file() else (),
     )
+    _check_writable(service)
+    return service
+
+
+def _watchdog_s(own: float) -> float:
+    """The supervisor's, beside the process's own; 0: none."""
+    return own + WATCHDOG_BEYOND_S if 0 < own < math.inf else 0.0
+
+
+def _check_writable(service: ServiceDefinition) -> None:
+    """Raises: ServiceFault: something in it would read otherwise once it is written down."""
+    paths = (service.home, service.working_folder, *service.folders)
+    for text in (*service.arguments, *service.environment.values(), *map(str, paths)):
+        if UNWRITABLE.search(text):
+            raise ServiceFault(
+                f"{text!r} cannot be written into a service's definition: it has a control character or is "
+                "no UTF-8."
+            )
 
 
 def interpreter() -> str:

@@ -123,13 +123,28 @@ def test_what_cannot_be_written_as_a_variable() -> None:
         defined(Platform.LAUNCHD, variables={"A": "1\n2"})
 
 
+@pytest.mark.parametrize("platform", Platform)
+@pytest.mark.parametrize("text", ["a\rUser=root", "a\x07", "a\udcff", "a\x7f"])
+def test_what_would_read_otherwise_is_not_written(platform: Platform, text: str) -> None:
+    with pytest.raises(ServiceFault, match="control character or is no UTF-8"):
+        defined(platform, "--served-model-name", text)
+    with pytest.raises(ServiceFault, match="control character or is no UTF-8"):
+        defined(platform, environment={"HF_ENDPOINT": text})
+
+
+def test_an_end_that_may_take_for_ever_is_no_services() -> None:
+    with pytest.raises(ServiceFault, match="--drain-timeout"):
+        defined(Platform.SYSTEMD, "--drain-timeout", "inf")
+
+
 @pytest.mark.parametrize(("drain", "stop_s"), [("0", 180), ("30", 180), ("120", 180), ("600", 660)])
 def test_stopping_may_take_longer_than_the_drain(drain: str, stop_s: int) -> None:
     assert defined(Platform.LAUNCHD, "--drain-timeout", drain).stop_s == stop_s
 
 
-def test_without_a_watchdog_the_supervisor_has_none() -> None:
-    assert defined(Platform.SYSTEMD, "--watchdog", "0").watchdog_s == 0
+@pytest.mark.parametrize("never", ["0", "inf"])
+def test_without_a_watchdog_the_supervisor_has_none(never: str) -> None:
+    assert defined(Platform.SYSTEMD, "--watchdog", never).watchdog_s == 0
 
 
 @pytest.mark.parametrize(("port", "low"), [("0", False), ("80", True), ("1023", True), ("1024", False)])
