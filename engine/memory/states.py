@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from chairlift.cache.layout import FLOOR, STEP, CohortLayout, grown, round_up
 
 OWN_STEP = 256
-"""Tokens in which caches of rows that never share a block grow."""
+"""Tokens in which caches of rows that never share a block grow, from whatever they began with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class StateSizes:
         """Tokens that a row's own caches have room for while it prefills `tokens`: as many as the cohort it
         may come to have to itself (`chairlift.cache.room`)."""
         if not self.shared:
-            return -(-(tokens + 1) // OWN_STEP) * OWN_STEP
+            return tokens + OWN_STEP
         return round_up(tokens if early and tokens > 1 else tokens + 1)
 
     def own(self, room: int) -> int:

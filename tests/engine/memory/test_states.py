@@ -15,6 +15,8 @@ from chairlift.engine.models.build import make_runner
 from chairlift.engine.models.quantization import cache_factory
 from chairlift.engine.models.sizes import measure_states, measure_step
 from chairlift.engine.plan import Sample, StepPlan
+from chairlift.engine.prefix.index import PrefixIndex
+from chairlift.engine.prefix.prefixes import Prefixes
 from chairlift.engine.request import Request, SamplingParams
 from chairlift.engine.row import Row
 from chairlift.engine.runner import MlxRunner
@@ -39,7 +41,9 @@ TIGHT = [("llama", Batching.FLAT), ("gemma3_text", Batching.FLAT), ("qwen3_5", B
 class Served:
     """A small model under a budget, as the engine serves it, one step after the other."""
 
-    def __init__(self, family: str, batching: Batching, kind: str = "auto", total: int = 10**12) -> None:
+    def __init__(
+        self, family: str, batching: Batching, kind: str = "auto", total: int = 10**12, pages: int = 0
+    ) -> None:
         config = FAMILIES[family].config
         model = solo(family).model if kind == "auto" else build(Family(family, {**config, "head_dim": 32}))
         self.runner: MlxRunner = make_runner(model, VOCABULARY, batching, kv_cache_dtype=kind)[1]
@@ -47,13 +51,16 @@ class Served:
         self.sizes = replace(sizes, chunk=64)
         self.budget = Budget(total)
         self.account: Account = self.budget.account(family, lambda size: 0)
-        self.memory = RowMemory(self.sizes, self.account)
+        spec = self.runner.prefix if pages else None
+        index = PrefixIndex(spec, pages) if spec is not None else None
+        self.memory = RowMemory(self.sizes, self.account, index)
         self.scheduler = Scheduler(
             max_num_seqs=6,
             max_num_batched_tokens=64,
             max_waiting=100,
             context_length=4000,
             clock=lambda: 0.0,
+            prefixes=Prefixes(index, lambda: 0.0),
             memory=self.memory,
         )
         self.settled = 0
@@ -124,6 +131,18 @@ def test_the_projection_is_tight() -> None:
         for _ in range(4):
             served.step()
             assert served.runner.stats().kv_bytes == served.memory.states.nbytes == served.memory.used
+
+
+@pytest.mark.parametrize("batching", [Batching.ROWS, Batching.FLAT])
+def test_a_row_that_begins_with_a_kept_prefix_takes_what_is_said(batching: Batching) -> None:
+    """Its caches grow from where the prefix ends."""
+    served = Served("llama", batching, pages=10**9)
+    for length in (300, 320):
+        row = served.ask(Request("r", prompt(400, 0)[:length], SamplingParams(max_tokens=220)), seed=length)
+        while not row.finished:
+            served.step()
+            assert served.runner.stats().kv_bytes <= served.memory.states.nbytes
+    assert row.cached == 300
 
 
 def test_caches_of_a_kind_of_their_own_are_counted() -> None:
