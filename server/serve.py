@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import logging
 import signal
 import socket
 import ssl
@@ -41,6 +42,8 @@ from chairlift.server.security.tls import TLSFault, make_context
 from chairlift.server.served import EmbeddingServing, ServeOptions, Serving, Standby
 from chairlift.server.settings import ServerSettings
 from chairlift.server.sources import specs_of, usable_memory
+
+logger = logging.getLogger("chairlift.lifecycle")
 
 FLUSH_S = 5
 """Seconds that connections get, after the drain, to send what their answers ended with."""
@@ -86,6 +89,7 @@ def run_server(options: ServeOptions, announce: Announce, complain: Complain) ->
                 limit = options.memory_limit_bytes
                 memory = usable_memory() if limit is None else limit
         except KeyboardInterrupt:
+            logger.info("told to stop before the models were found")
             return 0
         except EngineError as error:
             complain(error.message)
@@ -148,7 +152,7 @@ async def serve_models(
     raise_limit()
     asyncio.get_running_loop().set_exception_handler(Complaints())
     lifecycle = Lifecycle(watchdog_s=watchdog_s, complain=complain)
-    stop = _install_signals(lifecycle)
+    stop = _install_signals(lifecycle, models)
     security = settings.security
     try:
         app = app_of(models, settings, metrics, tracing)
@@ -249,18 +253,21 @@ def _stop_signals_interrupt() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _install_signals(lifecycle: Lifecycle) -> asyncio.Event:
+def _install_signals(lifecycle: Lifecycle, models: Models) -> asyncio.Event:
     """The event is set by the first SIGTERM or SIGINT; the second ends the process."""
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
 
-    def on_signal() -> None:
+    def on_signal(name: str) -> None:
         if stop.is_set():
+            logger.info("%s again: running answers are cut off", name)
             lifecycle.end_process(0)
+        loading = ", ".join(model.name for model in models if model.state is State.LOADING)
+        logger.info("%s: the server stops%s", name, f", while {loading} still loads" if loading else "")
         stop.set()
 
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, on_signal)
+        loop.add_signal_handler(number, on_signal, number.name)
     return stop
 
 

@@ -28,6 +28,7 @@ from chairlift.server.models.roster import Find, Load, Roster, State
 from chairlift.server.models.tasks import log_defect, on_a_thread
 
 logger = logging.getLogger("chairlift.server")
+lifecycle = logging.getLogger("chairlift.lifecycle")
 
 LOOK_AGAIN_S = 0.25
 """Between two looks at whether rows of no open request have ended, while somebody waits for that."""
@@ -190,8 +191,7 @@ class Models(Catalogue):
         if entry.state is not State.LOADED:
             raise busy(model.name, model.state)
         if force:
-            self._roster.expel(entry.name)
-            self._begin(self._unload(model))
+            self._begin(self._unload(model, self._roster.expel(entry.name).why))
         entry.leaving = True
         self._act()
         try:
@@ -259,7 +259,7 @@ class Models(Catalogue):
                 self._holdings.reserve(model.entry.name, model.entry.size or 0, model.name)
                 self._begin(self._load(model))
             else:
-                self._begin(self._unload(model))
+                self._begin(self._unload(model, action.why))
         self._set_timer(now)
 
     def _set_timer(self, now: float) -> None:
@@ -296,6 +296,7 @@ class Models(Catalogue):
         name, found = model.entry.name, model.found
         assert found is not None
         began = self._clock()
+        why = "at the start" if model.entry.wanted else "asked for"
         try:
             engine = found.make(self._holdings.budget, self._holdings.of(name))
             model.begin(engine)
@@ -311,10 +312,10 @@ class Models(Catalogue):
             model.held = self._holdings.owned(model.name)
             model.loads, model.load_seconds = model.loads + 1, model.load_seconds + self._clock() - began
             self._roster.loaded(name, model.held, self._clock())
-            logger.info("%s is loaded (%.1f s)", model.name, self._clock() - began)
+            lifecycle.info("%s is loaded: %s (%.1f s)", model.name, why, self._clock() - began)
         self._act()
 
-    async def _unload(self, model: Model) -> None:
+    async def _unload(self, model: Model, why: str) -> None:
         name, engine = model.entry.name, model.engine
         assert engine is not None
         await engine.stop(why=UNLOADED)
@@ -325,7 +326,7 @@ class Models(Catalogue):
             self._watch(model)
             self._holdings.release(name)
             self._roster.unloaded(name, self._clock())
-            logger.info("%s is unloaded", model.name)
+            lifecycle.info("%s is unloaded: %s", model.name, why)
         self._act()
 
     def _fail(self, model: Model, error: Exception) -> None:

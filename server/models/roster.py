@@ -9,7 +9,7 @@ others.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 FIRST_RETRY_S = 5.0
@@ -102,6 +102,7 @@ class Unload:
     """`unloaded` is to follow, once its bytes are free."""
 
     name: str
+    why: str = field(default="", compare=False)
 
 
 Action = Find | Load | Unload
@@ -180,7 +181,7 @@ class Roster:
         """It goes now, whoever uses it."""
         entry = self.entries[name]
         assert entry.state is State.LOADED
-        return self._unload(entry)
+        return self._unload(entry, "an operator forced it")
 
     # -- what is to be done
 
@@ -206,7 +207,9 @@ class Roster:
             if entry.name in busy:
                 entry.last_used = max(entry.last_used, now)
             if entry.state is State.LOADED and self._is_due(entry, now, busy):
-                actions.append(self._unload(entry))
+                idle = entry.idle_unload_s or 0.0
+                why = "an operator asked for it" if entry.leaving else f"no request came for {idle:g} s"
+                actions.append(self._unload(entry, why))
             if entry.state is State.UNLOADED and entry.asked_for:
                 entry.state = State.FINDING
                 actions.append(Find(entry.name))
@@ -248,9 +251,9 @@ class Roster:
     def _in_use(self, entry: Entry, busy: Collection[str]) -> bool:
         return entry.users > 0 or entry.waiters > 0 or entry.name in busy
 
-    def _unload(self, entry: Entry) -> Unload:
+    def _unload(self, entry: Entry, why: str) -> Unload:
         entry.state = State.UNLOADING
-        return Unload(entry.name)
+        return Unload(entry.name, why)
 
     def _make_room(self, now: float, available: int | None, busy: Collection[str]) -> Iterator[Action]:
         states = [entry.state for entry in self.entries.values()]
@@ -286,7 +289,7 @@ class Roster:
             if available >= size:
                 return
             available += each.size or 0
-            yield self._unload(each)
+            yield self._unload(each, f"{entry.name} needs its room")
 
     def _claimed(self, others: Collection[Entry], size: int) -> frozenset[str]:
         """Those whose room is to be had, the least recently used first."""

@@ -61,6 +61,7 @@ def set_up_logging(
     file: logging.Handler | None = None,
 ) -> None:
     """For the whole process: messages of this level and above are written; those of requests are, or are not.
+    What becomes of models and of the server is told with warnings, though it is none.
 
     Args:
         level: `debug`, `info`, `warning` or `error`.
@@ -75,3 +76,7 @@ def set_up_logging(
     logging.captureWarnings(True)
     lines = min(logging.INFO, logging.getLogger().level) if access_log else logging.CRITICAL
     logging.getLogger("chairlift.access").setLevel(lines)
+    told = logging.getLogger().level
+    if told <= logging.WARNING:
+        told = min(logging.INFO, told)
+    logging.getLogger("chairlift.lifecycle").setLevel(told)

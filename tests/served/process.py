@@ -38,9 +38,10 @@ class Served:
 
     @property
     def complaints(self) -> str:
-        """Its standard error so far. A good server has nothing to say there."""
+        """Its standard error so far, but for what became of models and of it. A good server says nothing
+        there."""
         self.log.seek(0)
-        return self.log.read()
+        return "".join(line for line in self.log if '"chairlift.lifecycle"' not in line)
 
     def signal(self, number: signal.Signals) -> None:
         self.process.send_signal(number)

@@ -26,6 +26,7 @@ from chairlift.server.configuration.serving import server_settings
 from chairlift.server.metrics import ServerMetrics
 from chairlift.server.models.model import Found, ModelSpec, Use
 from chairlift.server.models.models import Models
+from chairlift.server.observe.logs import set_up_logging
 from chairlift.server.serve import listen, serve_models
 from chairlift.server.served import EmbeddingServing, Serving, Standby
 from tests.engine.embedding.fakes import fake_embedder
@@ -85,6 +86,7 @@ def latecomer() -> Models:
 
 
 def main() -> int:
+    set_up_logging("warning")
     port, drain, answer = int(sys.argv[1]), float(sys.argv[2]), sys.argv[3]
     metrics = ServerMetrics()
     engine = embedder = None

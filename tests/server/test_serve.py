@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import signal
 import socket
@@ -54,10 +55,12 @@ class Process:
         self.process.send_signal(number)
 
     def end(self) -> tuple[int, str]:
-        """Exit code and stderr, without its log of requests."""
+        """Exit code and stderr, without the log of what became of models and of it: that is in `told`."""
         _, err = self.process.communicate(timeout=PATIENCE)
-        lines = [line for line in err.splitlines(keepends=True) if not line.startswith(("GET /", "POST /"))]
-        return self.process.returncode, "".join(lines)
+        lines = err.splitlines(keepends=True)
+        logged = [line for line in lines if "chairlift.lifecycle" in line]
+        self.told = [json.loads(line)["message"] for line in logged]
+        return self.process.returncode, "".join(line for line in lines if line not in logged)
 
 
 @contextmanager
@@ -92,6 +95,8 @@ def test_idle_it_leaves_with_0(number: signal.Signals) -> None:
         assert answer["choices"][0]["message"]["content"] == "short"
         process.signal(number)
         assert process.end() == (0, "")
+        assert re.fullmatch(r"fake is loaded: at the start \(\d+\.\d s\)", process.told[0])
+        assert process.told[1:] == [f"{number.name}: the server stops"]
 
 
 @pytest.mark.parametrize("kind", ["embeddings", "both"])
@@ -171,6 +176,7 @@ def test_while_the_model_loads_it_is_live_and_not_ready_and_can_be_stopped() -> 
         assert listed["state"] == "loading"
         process.signal()
         assert process.end() == (0, "")
+        assert process.told == ["SIGTERM: the server stops, while generation still loads"]
 
 
 def test_it_can_be_stopped_while_a_model_is_loaded_on_demand() -> None:

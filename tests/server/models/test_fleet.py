@@ -318,6 +318,28 @@ async def test_by_force_streams_and_texts_end_with_what_has_happened() -> None:
             await engine.encode([])
 
 
+async def test_each_load_and_unload_is_a_line_that_says_why(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "chairlift.lifecycle")
+    a, b, c = Fake("a", 60, at_start=True), Fake("b", 60, idle_unload_s=0.05), Fake("c", 30)
+    async with fleet(a, b, c, total=100) as lift:
+        assert await lift.says("b") == "b"
+        await lift.until(lambda: lift.states()["b"] == "unloaded")
+        for force in (False, True):
+            assert (await lift.operate("load", model="c")).status_code == 200
+            assert (await lift.operate("unload", model="c", force=force)).status_code == 200
+    said = [record.getMessage().partition(" (")[0] for record in caplog.records]
+    assert said == [
+        "a is loaded: at the start",
+        "a is unloaded: b needs its room",
+        "b is loaded: asked for",
+        "b is unloaded: no request came for 0.05 s",
+        "c is loaded: asked for",
+        "c is unloaded: an operator asked for it",
+        "c is loaded: asked for",
+        "c is unloaded: an operator forced it",
+    ]
+
+
 async def test_an_embedding_model_is_a_model_like_any() -> None:
     a, e = Fake("a", at_start=True), Fake("e", use=Use.EMBEDDING, known=False)
     async with fleet(a, e) as lift:

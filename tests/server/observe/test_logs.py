@@ -22,7 +22,9 @@ from tests.server.observe.reading import LOGGING
 @pytest.fixture(autouse=True)
 def as_before() -> Iterator[None]:
     root, access = logging.getLogger(), logging.getLogger("chairlift.access")
+    lifecycle = logging.getLogger("chairlift.lifecycle")
     before = root.handlers[:], root.level, access.level
+    stages = lifecycle.level
     uvicorn = [logging.getLogger(name) for name in ("uvicorn", "uvicorn.error")]
     theirs = [(each.handlers[:], each.propagate, each.level) for each in uvicorn]
     for each in uvicorn:  # a server of another test may have set them up
@@ -35,6 +37,7 @@ def as_before() -> Iterator[None]:
     root.handlers[:], level, lines = before
     root.setLevel(level)
     access.setLevel(lines)
+    lifecycle.setLevel(stages)
     logging.captureWarnings(False)
 
 
@@ -91,6 +94,14 @@ def test_levels(level: str, shown: int) -> None:
     for name in ("debug", "info", "warning", "error"):
         getattr(logging.getLogger("uvicorn.error"), name)("up we go")
     assert [line["logger"] for line in lines(stream)] == ["uvicorn.error"] * shown
+
+
+@pytest.mark.parametrize(("level", "shown"), [("info", True), ("warning", True), ("error", False)])
+def test_what_becomes_of_models_is_told_by_default(level: str, shown: bool) -> None:
+    stream = io.StringIO()
+    set_up_logging(level, file=logging.StreamHandler(stream))
+    logging.getLogger("chairlift.lifecycle").info("a is loaded")
+    assert [line["message"] for line in lines(stream)] == ["a is loaded"] * shown
 
 
 def test_what_was_raised() -> None:
