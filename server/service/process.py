@@ -50,7 +50,9 @@ def run_service(
     if kept is not None:
         kept.begin()
     keeper = Keeper(file, begun, clock, kept)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # until the server has its own
+    # Until the server has its own. What SIGHUP would have read again is read later anyway.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     with witnessed(keeper), heard(keeper.hear):
         code = serve(["serve", *words])
     if code == INTERRUPTED:

@@ -24,9 +24,10 @@ Serve = Callable[[Sequence[str]], int]
 
 @pytest.fixture(autouse=True)
 def handler_as_it_was() -> Iterator[None]:
-    before = signal.getsignal(signal.SIGTERM)
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
     yield
-    signal.signal(signal.SIGTERM, before)
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture
@@ -114,6 +115,19 @@ def test_a_signal_before_the_server_can_answer_to_it_is_a_stop(file: RecordFile)
     assert run_service(serve, [], file) == 0
     run = file.read().run
     assert run is not None and run.ended is not None and run.ended.code == 0
+
+
+def test_a_signal_to_read_keys_again_ends_none_that_still_looks_for_its_model(tmp_path: Path) -> None:
+    """In a process of its own, which systemd would not start again after this signal."""
+    code = (
+        "import os, signal, sys; from pathlib import Path;"
+        "from chairlift.server.service.process import run_service;"
+        "from chairlift.server.service.record import RecordFile;"
+        "serve = lambda words: os.kill(os.getpid(), signal.SIGHUP) or 0;"
+        "sys.exit(run_service(serve, [], RecordFile(Path(sys.argv[1]))))"
+    )
+    ran = subprocess.run([sys.executable, "-c", code, str(tmp_path / "record.json")], timeout=60)
+    assert ran.returncode == 0
 
 
 def test_where_the_server_ends_the_process_itself(file: RecordFile) -> None:
