@@ -184,6 +184,8 @@ class Answering:
         try:
             # Of a long answer, events take a while to be packed.
             stored = await asyncio.to_thread(self._stored, response)
+            if self._deleted:  # meanwhile
+                return
             kept = await self.store.put(self.id, stored, anew=not self.background)
         except APIError:  # logged by the store
             kept = False

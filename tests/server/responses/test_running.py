@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
@@ -11,6 +12,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from chairlift.server.responses.answering import Answering
+from chairlift.server.responses.database import Stored
 from chairlift.server.settings import ResponsesSettings, ServerSettings
 from tests.fakes import FakeRunner, Fault, all_rows, answering
 from tests.server.harness import JSON, Lift, error_of, lift, on_socket
@@ -230,6 +233,29 @@ async def test_deleting_what_is_in_the_making() -> None:
             while server.app.state.context.responses._running:
                 await asyncio.sleep(0)
         error_of(await get(server, begun["id"]), 404)
+
+
+async def test_deleting_what_is_about_to_be_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, deleted = threading.Event(), threading.Event()
+    stored = Answering._stored
+
+    def slowly(self: Answering, response: JSON) -> Stored:
+        begun.set()
+        assert deleted.wait(PATIENCE)
+        return stored(self, response)
+
+    monkeypatch.setattr(Answering, "_stored", slowly)
+    async with lift(FakeRunner(answering("a"))) as server:
+        asked = body(stream=True)
+        async with streaming(server, "POST", RESPONSES, json=asked) as reader:
+            created = await reader.until("response.created")
+            assert isinstance(created["response"], dict)
+            id = created["response"]["id"]
+            assert await asyncio.to_thread(begun.wait, PATIENCE)
+            assert (await server.client.delete(f"{RESPONSES}/{id}")).json()["deleted"] is True
+            deleted.set()
+            await reader.rest()
+        error_of(await get(server, id), 404)
 
 
 async def test_a_client_that_leaves_a_stream() -> None:
