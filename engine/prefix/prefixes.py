@@ -121,6 +121,8 @@ class Prefixes:
     def changed(self) -> tuple[tuple[int, ...], tuple[Save, ...]]:
         """Pages to drop, and of rows that end to save; none stands in both."""
         drop = self.index.take_dropped() if self.index is not None else ()
+        if self._fetching is None:
+            self.take_distrusted()  # there is no disk that would ask
         keep = tuple(save for kept in self._keep if (save := kept.without(drop)) is not None)
         self._keep.clear()
         return drop, keep

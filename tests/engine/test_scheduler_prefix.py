@@ -11,6 +11,8 @@ from chairlift.engine.prefix.vocabulary import PrefixSpec
 from chairlift.engine.request import Request, SamplingParams
 from chairlift.engine.row import RowState
 from chairlift.engine.scheduler import Scheduler
+from tests.engine.test_scheduler_machine import Driver, make
+from tests.fakes import Fault, all_rows
 
 ANYWHERE = PrefixSpec(8, 1)
 CHECKPOINTS = PrefixSpec(8, 1, checkpoint_bytes=100, checkpoint_tokens=64)
@@ -49,3 +51,15 @@ def test_a_row_waits_for_no_more_than_can_be_kept(
         scheduler.commit(StepResult(plan.number, {row: Sample(7) for row in drawing}))
         waited += 1
     assert (waited, second.cached) == (steps, taken)
+
+
+def test_without_a_disk_nothing_is_remembered_of_rows_that_went_wrong() -> None:
+    driver = Driver(make(4, 64, 9, ANYWHERE))
+    row = driver.add(200, 4)
+    driver.step()
+    driver.runner.fault = lambda plan: Fault(fail=all_rows)
+    while driver.scheduler.busy:
+        driver.step()
+    index = driver.scheduler.prefixes.index
+    assert row.finished and not row.output
+    assert index is not None and len(index) == 0 and index.take_distrusted() == ()
