@@ -6,6 +6,8 @@ an internal. Surfaces translate the class into their own status and code (`chair
 
 from __future__ import annotations
 
+from chairlift.engine.quantities import size
+
 
 class EngineError(Exception):
     """A request was refused or could not be finished. `message` is fit for the client."""
@@ -44,8 +46,8 @@ class MemoryExceeded(ContextLengthExceeded):
             what += f" and the answer may have {answer}"
         super().__init__(
             param,
-            f"{what}: this server would need {needed / 1e6:,.1f} MB of memory for the request and has "
-            f"{available / 1e6:,.1f} MB. Up to {most} tokens fit, prompt and answer together.",
+            f"{what}: this server would need {size(needed, 4)} of memory for the request and has "
+            f"{size(available, 4)}. Up to {most} tokens fit, prompt and answer together.",
         )
         self.needed = needed
         self.available = available

@@ -15,6 +15,7 @@ from chairlift.engine.handle import RequestHandle
 from chairlift.engine.plan import LoadedModel, StepPlan
 from chairlift.engine.prefix.chain import Chain, root_digest
 from chairlift.engine.prefix.index import PrefixIndex
+from chairlift.engine.quantities import size
 from chairlift.engine.request import Request, SamplingParams
 from chairlift.engine.scheduler import Scheduler
 
@@ -105,6 +106,6 @@ def _require_room(index: PrefixIndex, chain: Chain) -> None:
     if need > room:
         raise InvalidParameter(
             "prompt",
-            f"Keeping {len(chain)} tokens takes {need} bytes; {max(0, room)} are left to prompts that are "
-            "kept for good, which may take half of --prefix-cache-ram.",
+            f"Keeping {len(chain)} tokens takes {size(need, 4)}; {size(max(0, room), 4)} are left to prompts "
+            "that are kept for good, which may take half of --prefix-cache-ram.",
         )

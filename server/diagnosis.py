@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from chairlift.engine.errors import ModelUnavailable
+from chairlift.engine.quantities import size
 from chairlift.server.configuration.fields import Configuration
 from chairlift.server.configuration.serving import model_options
 from chairlift.server.configuration.types import parse_size, store_path
 from chairlift.server.models.model import Use
 from chairlift.server.occupant import answers_as_chairlift, occupant
-from chairlift.server.quantities import size
 from chairlift.server.serve import listen
 from chairlift.server.served import ModelOptions
 

@@ -15,6 +15,7 @@ from chairlift.engine.errors import ContextLengthExceeded, ModelUnavailable
 from chairlift.engine.memory.budget import Account, Budget, Kind, Reservation, Shortage
 from chairlift.engine.memory.guard import LEAST_CACHE, SPARE, count_process
 from chairlift.engine.memory.vocabulary import Device
+from chairlift.engine.quantities import size
 
 LEAST_TOKENS = 32
 """Of a batch; a model that has no room for it is not served."""
@@ -82,10 +83,9 @@ class BatchMemory:
                 return
             if self.batch_tokens <= LEAST_TOKENS:
                 raise ModelUnavailable(
-                    f"{info.name} does not fit into {budget.total / 1e9:.2f} GB of memory (--memory-limit): "
-                    f"beside its weights, {info.weight_bytes / 1e9:.2f} GB, a batch of {self.batch_tokens} "
-                    f"tokens takes {reserved.needed / 1e9:.2f} GB, and {reserved.available / 1e9:.2f} GB are "
-                    "free."
+                    f"{info.name} does not fit into {size(budget.total)} of memory (--memory-limit): "
+                    f"beside its weights, {size(info.weight_bytes)}, a batch of {self.batch_tokens} "
+                    f"tokens takes {size(reserved.needed)}, and {size(reserved.available)} are free."
                 )
             self.batch_tokens = max(LEAST_TOKENS, self.batch_tokens // 2)
 
@@ -124,8 +124,8 @@ class BatchMemory:
         if account is not None and extra > account.most:
             raise ContextLengthExceeded(
                 "input",
-                f"A text has {longest} tokens: this server would need {extra / 1e6:,.1f} MB of memory more "
-                f"for it and has {account.most / 1e6:,.1f} MB.",
+                f"A text has {longest} tokens: this server would need {size(extra, 4)} of memory more "
+                f"for it and has {size(account.most, 4)}.",
             )
 
     def begin(self, longest: int) -> bool:

@@ -13,6 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
+from chairlift.engine.quantities import size
+
 
 class Kind(StrEnum):
     """What bytes are used for."""
@@ -35,7 +37,8 @@ class Shortage:
     total: int
 
     def __str__(self) -> str:
-        return f"{self.needed} bytes are needed and {self.available} of {self.total} are free"
+        needed, available, total = (size(each, 4) for each in (self.needed, self.available, self.total))
+        return f"{needed} are needed and {available} of {total} are free"
 
 
 class Reservation:

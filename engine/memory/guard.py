@@ -16,6 +16,7 @@ from chairlift.engine.memory.rows import RowMemory
 from chairlift.engine.memory.vocabulary import Device, MemoryStats
 from chairlift.engine.plan import LoadedModel, ModelInfo, RunnerStats
 from chairlift.engine.prefix.index import PrefixIndex
+from chairlift.engine.quantities import size
 
 log = logging.getLogger(__name__)
 
@@ -132,9 +133,9 @@ class MemoryGuard:
             steps = guard._headroom.size if guard._headroom is not None else 0
             guard.close()
             raise ModelUnavailable(
-                f"{info.name} does not fit into {budget.total / 1e9:.2f} GB of memory (--memory-limit): "
-                f"its weights take {info.weight_bytes / 1e9:.2f} GB, steps {steps / 1e9:.2f} GB, "
-                f"and the process {budget.used(Kind.PROCESS) / 1e9:.2f} GB."
+                f"{info.name} does not fit into {size(budget.total)} of memory (--memory-limit): "
+                f"its weights take {size(info.weight_bytes)}, steps {size(steps)}, "
+                f"and the process {size(budget.used(Kind.PROCESS))}."
             )
         return guard
 

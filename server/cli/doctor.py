@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from chairlift.engine.quantities import size
 from chairlift.server.configuration.flags import option
 from chairlift.server.configuration.read import Outcome
 from chairlift.server.diagnosis import Finding, Level, diagnose
@@ -20,8 +21,6 @@ from chairlift.server.diagnosis import Finding, Level, diagnose
 if TYPE_CHECKING:
     from chairlift.engine.doctor import Examination
 
-GIBIBYTE = 2**30
-MEBIBYTE = 2**20
 JSON = option("json", bool, typer.Option(False, "--json", help="Print one JSON object."))
 VERBOSE = option(
     "verbose", bool, typer.Option(False, "--verbose", "-v", help="List every change to what is installed.")
@@ -57,7 +56,7 @@ def show(found: Examination, console: Console, *, verbose: bool = False) -> None
         "python": found.python,
         "device": f"{found.backend}, {found.device}",
         "memory": _memory(found),
-        "cache": f"{found.cache_folder} ({found.cache_bytes / MEBIBYTE:.1f} MiB)",
+        "cache": f"{found.cache_folder} ({size(found.cache_bytes)})",
     }
     if found.wired_limit_mb is not None:
         limit = f"{found.wired_limit_mb:,} MiB" if found.wired_limit_mb else "the system's own choice"
@@ -91,11 +90,11 @@ def _patches(found: Examination, verbose: bool) -> str:
 def _memory(found: Examination) -> str:
     if found.memory_bytes is None:
         return "unknown"
-    text = f"{found.memory_bytes / GIBIBYTE:.1f} GiB"
+    text = size(found.memory_bytes)
     if found.working_set_bytes is not None:
-        text += f", of which {found.working_set_bytes / GIBIBYTE:.1f} GiB may be in use at once"
+        text += f", of which {size(found.working_set_bytes)} may be in use at once"
     if found.usable_bytes:
-        text += f"; a server uses up to {found.usable_bytes / GIBIBYTE:.1f} GiB"
+        text += f"; a server uses up to {size(found.usable_bytes)}"
     return text
 
 

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
+from chairlift.engine.quantities import count, size
 from chairlift.server.complaint import complain, heard
 from chairlift.server.configuration.read import Outcome
 from chairlift.server.configuration.serving import serve_options
 from chairlift.server.configuration.types import parse_size
 from chairlift.server.log_file import LogFile
 from chairlift.server.observe.logs import set_up_logging
-from chairlift.server.quantities import count, size
 from chairlift.server.served import EmbeddingServing, Serving, Standby
 
 if TYPE_CHECKING:

@@ -12,6 +12,8 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from chairlift.engine.quantities import size as in_words
+
 FIRST_RETRY_S = 5.0
 MOST_RETRY_S = 300.0
 """Between two attempts at a model that cannot be loaded: twice as long after each."""
@@ -271,7 +273,7 @@ class Roster:
         others = [each for each in self.entries.values() if each.state is State.LOADED and not each.pinned]
         most = available + sum(each.size or 0 for each in others)
         if most < size:
-            self.failed(entry.name, f"it takes {size:,} bytes, and {most:,} can be had", now)
+            self.failed(entry.name, f"it takes {in_words(size, 4)}, and {in_words(most, 4)} can be had", now)
             yield from self._make_room(now, available, busy)
             return
         if not entry.waiters:  # the start of the server: one that is loaded then is worth no less

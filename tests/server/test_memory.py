@@ -58,7 +58,7 @@ async def test_what_could_never_be_held_is_refused_with_the_numbers(path: str) -
     assert ready.status_code == 200
     error = error_of(refused, 400)
     assert error["code"] == "context_length_exceeded"
-    assert "Up to" in str(error["message"]) and "1.0 MB" in str(error["message"])
+    assert "Up to" in str(error["message"]) and "1.024 MB" in str(error["message"])
 
 
 async def test_anthropics_surface_refuses_in_its_own_form() -> None:

@@ -38,7 +38,7 @@ def test_a_load_in_flight_is_reserved() -> None:
 
 def test_a_shortage_says_the_numbers() -> None:
     refusal = Budget(1000).reserve(1001, Kind.WEIGHTS)
-    assert str(refusal) == "1001 bytes are needed and 1000 of 1000 are free"
+    assert str(refusal) == "1.001 kB are needed and 1 kB of 1 kB are free"
 
 
 def test_a_reservation_may_change() -> None:

@@ -14,12 +14,12 @@ from chairlift.engine.embedding.types import EmbeddingModelInfo
 from chairlift.engine.errors import InvalidParameter, ModelUnavailable
 from chairlift.engine.models.resolve import ModelSource
 from chairlift.engine.plan import ModelInfo, RunnerStats
+from chairlift.engine.quantities import count, size
 from chairlift.server.cli.app import run
 from chairlift.server.cli.serve import announce
 from chairlift.server.configuration.types import parse_size
 from chairlift.server.models.model import Use
 from chairlift.server.observe.settings import ObserveSettings
-from chairlift.server.quantities import count, size
 from chairlift.server.served import EmbeddingServing, ModelOptions, ServeOptions, Serving
 from chairlift.server.settings import ParserSettings, ServerSettings
 from tests.engine.models.gguf_files import Llama
@@ -218,10 +218,18 @@ def test_serve_says_what_and_where(capsys: Captured) -> None:
 
 @pytest.mark.parametrize(
     ("number", "text"),
-    [(999, "999 B"), (46_080, "46.1 kB"), (5 * 10**8, "500 MB"), (16 * 10**9, "16 GB")],
+    [
+        *((0, "0 B"), (999, "999 B"), (46_080, "46.1 kB"), (999_499, "999 kB"), (999_500, "1 MB")),
+        *((5 * 10**8, "500 MB"), (16 * 10**9, "16 GB")),
+    ],
 )
 def test_sizes(number: int, text: str) -> None:
     assert size(number) == text
+
+
+def test_sizes_to_be_compared() -> None:
+    assert (size(102_911_200, 4), size(102_949_000, 4)) == ("102.9 MB", "102.9 MB")
+    assert (size(1_042_100, 4), size(999_960, 4)) == ("1.042 MB", "1 MB")
 
 
 @pytest.mark.parametrize(

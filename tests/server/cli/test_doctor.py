@@ -44,8 +44,8 @@ def test_what_was_found() -> None:
         "versions mlx 0.32.4, mlx-vlm absent",
         "python   3.12.1 on arm64",
         "device   Metal, Apple M4",
-        "memory   64.0 GiB, of which 48.0 GiB may be in use at once; a server uses up to 45.0 GiB",
-        "cache    /caches/chairlift (3.0 MiB)",
+        "memory   68.7 GB, of which 51.5 GB may be in use at once; a server uses up to 48.3 GB",
+        "cache    /caches/chairlift (3.15 MB)",
         "wired    the system's own choice (iogpu.wired_limit_mb)",
         "patches  1 of 1 in place (--verbose lists them)",
     ]

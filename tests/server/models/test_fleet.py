@@ -208,7 +208,7 @@ async def test_two_that_do_not_fit_together_take_turns(monkeypatch: pytest.Monke
 async def test_what_never_fits_is_refused_with_the_numbers() -> None:
     async with fleet(Fake("pin", 50, at_start=True, pinned=True), Fake("huge", 60), total=100) as lift:
         error = error_of(await lift.chat("huge"), 503)
-        assert "it takes 60 bytes, and 50 can be had" in str(error["message"])
+        assert "it takes 60 B, and 50 B can be had" in str(error["message"])
         assert await lift.says("pin") == "pin"
 
 
@@ -427,7 +427,7 @@ async def test_where_none_can_be_loaded_the_start_fails() -> None:
 
 
 async def test_one_that_never_fits_is_told_at_the_start_with_the_numbers() -> None:
-    told = "huge does not fit: it takes 1,100 bytes, and 1,000 can be had"
+    told = "huge does not fit: it takes 1.1 kB, and 1 kB can be had"
     async with fleet(Fake("huge", 1100, at_start=True), total=1000, start=False) as lift:
         with pytest.raises(ModelUnavailable, match=told):
             await lift.models.start()

@@ -230,7 +230,7 @@ def test_what_can_never_fit_is_refused_with_the_numbers() -> None:
     assert made.decide(1.0, 50) == []
     assert (made.entries["b"].state, made.entries["b"].reason) == (
         State.FAILED,
-        "it takes 90 bytes, and 50 can be had",
+        "it takes 90 B, and 50 B can be had",
     )
 
 

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 
-def size(count: int) -> str:
-    """Bytes as people read them, in powers of 1000."""
+def size(count: int, digits: int = 3) -> str:
+    """Bytes as people read them, in powers of 1000, as sizes of flags are written (`48GB`).
+
+    Args:
+        digits: that are shown; more where two sizes are to be compared.
+    """
     value, units = float(count), ["B", "kB", "MB", "GB", "TB"]
-    while value >= 1000 and len(units) > 1:
+    while float(f"{value:.{digits}g}") >= 1000 and len(units) > 1:
         value /= 1000
         units.pop(0)
-    return f"{value:.3g} {units[0]}"
+    return f"{value:.{digits}g} {units[0]}"
 
 
 def count(number: int) -> str:
