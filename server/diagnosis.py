@@ -243,9 +243,15 @@ def _files(found: Examination) -> Iterator[Finding]:
         count = "any number of" if hard == resource.RLIM_INFINITY else f"{hard:,}"
         yield Finding(Level.OK, "files", f"{count} files may be open.")
     if found.openblas is False:
-        yield Finding(
-            Level.WARNING,
-            "BLAS",
-            "the reference BLAS is about 15 times slower: install libopenblas0-pthread and set "
-            "LD_PRELOAD=libopenblas.so.0.",
-        )
+        yield Finding(Level.WARNING, "BLAS", _slow_blas())
+
+
+def _slow_blas() -> str:
+    from chairlift.server.service.define import OPENBLAS, has_openblas
+
+    lacking = "" if has_openblas() else "install OpenBLAS (Debian: libopenblas0-pthread) and "
+    return (
+        "mlx computes with the reference BLAS, about 15 times slower than with OpenBLAS: "
+        f"{lacking}start the command with LD_PRELOAD={OPENBLAS} before it, as make run and "
+        "chairlift service do."
+    )

@@ -167,7 +167,7 @@ def _environment(wanted: Wanted, where: Places, environment: Mapping[str, str]) 
     carried: tuple[str, ...] = CARRIED
     if wanted.platform is Platform.SYSTEMD:
         carried += CARRIED_TO_SYSTEMD
-        if _computes_on_cpu() and _has_openblas():
+        if _computes_on_cpu() and has_openblas():
             found["LD_PRELOAD"] = OPENBLAS
     found |= {name: environment[name] for name in carried if environment.get(name)}
     found |= wanted.variables
@@ -233,6 +233,7 @@ def _computes_on_cpu() -> bool:
     return True
 
 
-def _has_openblas() -> bool:
+def has_openblas() -> bool:
+    """It is installed, whether or not this process has it."""
     folders = (Path("/usr/lib"), Path("/usr/lib64"), *Path("/usr/lib").glob("*-linux-gnu"))
     return any((folder / OPENBLAS).exists() for folder in folders)

@@ -243,6 +243,11 @@ def test_how_many_files_may_be_open(hard: int, level: Level, tmp_path: Path, mon
     assert findings(given(), tmp_path)["files"].level is level
 
 
-def test_a_slow_blas_comes_with_its_cure(tmp_path: Path) -> None:
-    assert "LD_PRELOAD=libopenblas.so.0" in findings(given(), tmp_path, openblas=False)["BLAS"].text
+@pytest.mark.parametrize("installed", [False, True])
+def test_a_slow_blas_comes_with_its_cure(installed: bool, tmp_path: Path, monkeypatch: Patch) -> None:
+    monkeypatch.setattr("chairlift.server.service.define.has_openblas", lambda: installed)
+    found = findings(given(), tmp_path, openblas=False)["BLAS"]
+    assert found.level is Level.WARNING
+    assert "start the command with LD_PRELOAD=libopenblas.so.0 before it" in found.text
+    assert ("install OpenBLAS (Debian: libopenblas0-pthread) and " in found.text) is not installed
     assert "BLAS" not in findings(given(), tmp_path, openblas=True)
