@@ -6,11 +6,13 @@ import functools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from chairlift.engine.embedding.engine import EmbeddingConfig, EmbeddingEngine
 from chairlift.engine.embedding.types import LoadedEmbedder
 from chairlift.engine.engine import Engine, EngineObserver
+from chairlift.engine.errors import ModelUnavailable
 from chairlift.engine.memory.budget import Budget, Reservation
 from chairlift.engine.plan import LoadedModel
 from chairlift.server.models.model import Found, ModelSpec, Use
@@ -36,6 +38,7 @@ def specs_of(options: Sequence[ModelOptions], observe: Observe) -> list[ModelSpe
 def spec_of(options: ModelOptions, observe: Observe) -> ModelSpec:
     """Without looking further than this machine. Raises: ModelUnavailable: nothing can be meant by it."""
     from chairlift.engine.models.described import described
+    from chairlift.engine.models.resolve import model_path
 
     told = described(options.model, embedding=options.use is Use.EMBEDDING)
     name = options.name or told.name
@@ -43,9 +46,12 @@ def spec_of(options: ModelOptions, observe: Observe) -> ModelSpec:
     context = told.context_length
     if context is not None and options.max_model_len is not None:
         context = min(context, options.max_model_len)
+    look = functools.partial(find, options, name, observe)
+    if options.model is not None and (path := model_path(options.model)).exists():
+        look = functools.partial(_find_still, path, look)
     return ModelSpec(
         name,
-        functools.partial(find, options, name, observe),
+        look,
         aliases=options.aliases,
         use=use,
         context_length=context,
@@ -60,6 +66,13 @@ def spec_of(options: ModelOptions, observe: Observe) -> ModelSpec:
 
 def _use(embedding: bool) -> Use:
     return Use.EMBEDDING if embedding else Use.GENERATION
+
+
+def _find_still(path: Path, find: Callable[[], Found]) -> Found:
+    """Of a folder or file that was there once: what it is called like on the hub was not meant."""
+    if not path.exists():
+        raise ModelUnavailable(f"The model's files are gone: {path} is no longer there.")
+    return find()
 
 
 def find(options: ModelOptions, name: str, observe: Observe) -> Found:

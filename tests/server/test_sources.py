@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -97,6 +98,22 @@ def test_one_on_demand_is_not_looked_for_at_the_start(
     assert spec.find().use is Use.EMBEDDING and asked == ["org/name"]
     with pytest.raises(ModelUnavailable, match="There is no model folder"):
         specs(ModelOptions(str(tmp_path / "nowhere" / "at" / "all"), at_start=False))
+
+
+def test_a_folder_that_was_deleted_meanwhile_is_said_to_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(resolve, "_from_hub", lambda name, progress: pytest.fail("it was looked for there"))
+    (tmp_path / "some").mkdir()
+    model_folder(tmp_path / "some" / "model")
+    (spec,) = specs(ModelOptions("some/model"))
+    assert spec.find().size == 6 + 12
+    shutil.rmtree(tmp_path / "some")
+    with pytest.raises(
+        ModelUnavailable, match=r"The model's files are gone: some/model is no longer there\."
+    ):
+        spec.find()
 
 
 def test_a_file_that_is_none_is_one_line_without_its_path(tmp_path: Path) -> None:
