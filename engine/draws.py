@@ -36,6 +36,8 @@ class Draws:
         flight.undrawn = Undrawn(logits, [state.draw() for state in states])
         for row, state in zip(rows, states, strict=True):
             flight.wanted[row] = state.spec.sampling.logprobs
+            if state.spec.restore is not None:
+                flight.restored[row] = state.spec.restore
             if state.matcher is not None:
                 flight.followed[row] = state.matcher
             if state.thinking is not None and not state.thinking.over:

@@ -24,10 +24,10 @@ class Faults:
     def end_failed(self, flight: Flight, row: int) -> None:
         """A row that could not draw. Where it began with kept pages and is not a number, these may be why:
         they go, and it starts again without them."""
-        state = self.residents.rows.pop(row, None)
-        if state is not None and state.spec.restore is not None and flight.failed[row] == NOT_A_NUMBER:
+        self.residents.rows.pop(row, None)
+        if row in flight.restored and flight.failed[row] == NOT_A_NUMBER:
             log.error("row %d began with kept pages and is not a number in step %d", row, flight.number)
-            self.pages.distrust(state.spec.restore)
+            self.pages.distrust(flight.restored[row])
             flight.lost[row] = flight.failed.pop(row)
 
     def fail_row(self, flight: Flight, row: int, error: Exception) -> None:

@@ -9,7 +9,7 @@ import mlx.core as mx
 
 from chairlift.engine.constraints.matcher import Matcher
 from chairlift.engine.plan import PromptPart, Sample
-from chairlift.engine.prefix.vocabulary import Save
+from chairlift.engine.prefix.vocabulary import Restore, Save
 from chairlift.engine.prompt_scores import PromptScores
 from chairlift.engine.sampling import Draw, Drawn
 from chairlift.engine.sight import SightError
@@ -34,6 +34,8 @@ class Flight:
     number: int
     rows: tuple[int, ...] = ()
     drawing: list[int] = field(default_factory=list)
+    restored: dict[int, Restore] = field(default_factory=dict)
+    """What rows that draw began with."""
     wanted: dict[int, int | None] = field(default_factory=dict)
     undrawn: Undrawn | None = None
     """What the draw is made from, until it is made: constraints need the tokens of the step before."""

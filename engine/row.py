@@ -68,6 +68,8 @@ class Row:
     """Tokens of the prompt that were taken over from a kept prefix when the row was first admitted."""
     kept: bool = False
     """What it holds at its end is planned to be saved."""
+    leaving: bool = False
+    """Its last draw is launched, and its state goes with a plan that is made."""
     overtaken: int = 0
     """Younger rows admitted before it while it waits."""
     scores: list[Sample] = field(default_factory=list)
@@ -100,6 +102,11 @@ class Row:
             tokens = len(self.request.prompt_token_ids) + len(self.output)
             return tokens - (self.prefix.available if self.prefix is not None else 0)
         return len(self.known) - self.prefilled
+
+    def span_end(self, tokens: int) -> int:
+        """Where its next span of at most so many tokens ends; for a row with a state."""
+        end = min(self.prefilled + tokens, len(self.known))
+        return end if self.prefix is None else self.prefix.span_end(self.prefilled, end)
 
     @property
     def unseen(self) -> int:

@@ -197,9 +197,6 @@ class Scheduler:
         if row.id is None:
             return
         self.prefixes.keep(row)
-        self._take_state(row)
-
-    def _take_state(self, row: Row) -> None:
         self.preemptions += 1
         self._requeue(row, release=True)
 
@@ -207,27 +204,31 @@ class Scheduler:
         """The next step. The caller launches it: what it holds counts as launched from now on."""
         decode, prefilling, ending = standing(self._live.values())
         for row in ending:
-            self.prefixes.keep(row)  # the step to come drops its state
-        for row in self.memory.over(decode, prefilling, ending):
+            self._let_go(row)
+        for row in self.memory.over(decode, prefilling):
             row.preempted += 1
-            self._take_state(row)
+            self.preemptions += 1
+            self._requeue(row, release=True)
             (decode if row in decode else prefilling).remove(row)
         seats = self.max_num_seqs - len(self._live)
         loads = self.prefixes.load(running=bool(self._live))
         queue = self._waiting.values()
         candidates = [*prefilling, *next_in_line(queue, prefilling, seats, self.prefixes, self.memory)]
-        self.memory.reserve()  # before anybody begins with pages that go for it
-        admit: list[NewRow] = []
-        prefill: list[Span] = []
-        save: list[Save] = []
         encode = looking(candidates)
         if encode is not None:
-            if encode.id is None:
-                admit.append(self._admit(encode))
-            encode.looked += 1
             candidates = [row for row in candidates if row is not encode and not row.unseen]
         grants = self._sharing.share(candidates, self._budget(len(decode))) if candidates else []
-        admit += [self._admit(row) for row, _ in grants if row.id is None]
+        new = [row for row in (encode, *(row for row, _ in grants)) if row is not None and row.id is None]
+        ids = [row.id for row in decode if row.id is not None]
+        live = [id for id, row in self._live.items() if not row.leaving]
+        self.memory.reserve(new, grants, ids, live)  # before anybody begins with pages that go for it
+        admit = [self._admit(row) for row in new]
+        if encode is not None:
+            encode.looked += 1
+        live += [row.row for row in admit]
+        grants = self.memory.bounded(new, grants, ids, live)
+        prefill: list[Span] = []
+        save: list[Save] = []
         # What the spans leave can be restored from the next plan on, and what goes for it goes with the next.
         drop, keep = self.prefixes.changed()
         for row, tokens in grants:
@@ -238,9 +239,7 @@ class Scheduler:
         for row in decode:
             row.launched += 1
         self._step += 1
-        ids = [row.id for row in decode if row.id is not None]
-        joining = [span.row for span in prefill if span.last]
-        settle = self.memory.launched([self._live[new.row] for new in admit], ids, joining, self._live)
+        settle = self.memory.launched(new, ids, [span.row for span in prefill if span.last], live)
         plan = StepPlan(
             number=self._step,
             drop=drop,
@@ -347,15 +346,22 @@ class Scheduler:
         self.prefixes.leave(row)
         if row.id is not None:
             del self._live[row.id]
-            if release:
+            if release and not row.leaving:
                 self._release.append(row.id)
         row.id = None
-        row.kept = False
+        row.kept = row.leaving = False
         row.known = ()
         row.prefilled = row.looked = 0
         row.launched = row.drawn
 
     # -- plans
+
+    def _let_go(self, row: Row) -> None:
+        """The step to come needs nothing of what the row holds."""
+        self.prefixes.keep(row)
+        if row.id is not None and not row.leaving:
+            self._release.append(row.id)
+        row.leaving = True
 
     def _budget(self, decoding: int) -> int:
         """Prompt tokens of a step in which so many rows decode."""
@@ -386,10 +392,7 @@ class Scheduler:
 
     def _launch_span(self, row: Row, tokens: int) -> Span:
         assert row.id is not None
-        start, end = row.prefilled, row.prefilled + tokens
-        end = min(end, len(row.known))
-        if row.prefix is not None:
-            end = row.prefix.span_end(start, end)
+        start, end = row.prefilled, row.span_end(tokens)
         row.prefilled = end
         last = end == len(row.known)
         row.launched += last

@@ -138,7 +138,7 @@ class FakeRunner:
         self.violations: list[str] = []
         """Plans that broke the protocol. Tests assert that there are none."""
         self.wasted = 0
-        """Draws made for rows that were released before their result was fetched."""
+        """Draws that were not fetched yet when their row was released; a last one is wanted all the same."""
         self.most_tokens = 0
         """Of one step, decode and prefill together."""
         self.closed = False

@@ -10,7 +10,7 @@ tokens, and go on later from these. What makes this end:
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from chairlift.engine.errors import MemoryExceeded
@@ -72,7 +72,6 @@ class RowMemory:
         self._twice = 0  # bytes that its step copies
         self._need = 0  # most bytes of it, until all that prefill have joined
         self._live: list[Row] = []
-        self._ending: set[int] = set()  # rows whose last draw is launched
         self._line: list[Row] = []
         self._refused: list[Row] = []
         self._told = self._height = 0  # bytes of rows, as the account has them, and the most there were
@@ -155,18 +154,16 @@ class RowMemory:
 
     # A plan, in the order in which it is made
 
-    def over(self, decode: Sequence[Row], prefilling: Sequence[Row], ending: Iterable[Row]) -> list[Row]:
+    def over(self, decode: Sequence[Row], prefilling: Sequence[Row]) -> list[Row]:
         """Rows that have to give their states up before the next step; youngest first.
 
         Args:
             decode: rows that are to feed a token.
-            prefilling: rows whose prompt is not all launched.
-            ending: rows whose last draw is launched: their states go whatever is decided.
+            prefilling: rows whose prompt is not all launched. The states of all others go with this plan.
         """
         self._line, self._refused, self._blocked_at = [], [], None
         if self._account is None:
             return []
-        self._ending = {row.id for row in ending if row.id is not None}
         rows = sorted((*decode, *prefilling), key=lambda row: row.arrival)
         victims: list[Row] = []
         while not self._fit(rows):
@@ -182,7 +179,7 @@ class RowMemory:
         """Whether these rows' states fit, after a step of them and joined; the trial is of these."""
         assert self._account is not None
         decode = [row.id for row in rows if row.id is not None and row.state is RowState.RUNNING]
-        ids = {*self._ending, *(row.id for row in rows)}
+        ids = {row.id for row in rows}
         if self._states.quiet(decode):
             self._trial, self._twice, self._need = self._states, 0, self._states.nbytes
             return self._need <= self._room(len(rows))
@@ -190,7 +187,7 @@ class RowMemory:
         trial.release([id for id in trial.own if id not in ids])
         twice = trial.step(decode)
         trial.release([id for id in trial.rows if id not in ids])
-        joined, later = trial.joined(self._ending)
+        joined, later = trial.joined()
         self._trial, self._twice = trial, twice
         self._need = max(trial.nbytes + twice, joined.nbytes + later)
         return self._need <= self._room(len(rows))
@@ -225,13 +222,13 @@ class RowMemory:
 
     def _fits_too(self, row: Row) -> bool:
         assert self._account is not None and self.sizes is not None
-        alone = not self._live and not self._line and not self._ending
+        alone = not self._live and not self._line
         older = self._account.yields
         if older is not None and older < row.timing.queued:
             return False
         trial = self._trial.copy()
         trial.admit(_name(row), holding(self.sizes, row))
-        joined, twice = trial.joined(self._ending)
+        joined, twice = trial.joined()
         need = max(trial.nbytes + self._twice, joined.nbytes + twice)
         if alone:
             # It was accepted because it fits: where nobody else holds anything, it begins.
@@ -247,22 +244,76 @@ class RowMemory:
         self._waited.discard(row.arrival)
         return True
 
-    def reserve(self) -> None:
-        """The rows are chosen: kept pages that are in their way go, before the plan is put together."""
+    def reserve(
+        self,
+        new: Sequence[Row],
+        grants: Sequence[tuple[Row, int]],
+        decode: Sequence[int],
+        live: Sequence[int],
+    ) -> None:
+        """The rows are chosen: kept pages that are in their way go, before the plan is put together.
+
+        Args:
+            new: rows that are to get states.
+            grants: rows that are to prefill, and how many tokens at most.
+            decode, live: as of `launched`, but for the new ones.
+        """
         if self._account is None:
             return
+        if ending := [row for row, tokens in grants if tokens >= row.remaining and self._early(row)]:
+            need, rows = self._joined_now(new, ending, decode, live), len(self._live) + len(self._line)
+            if rows <= 1 or need <= self._room(rows):
+                self._need = max(self._need, need)
         self._told = self._need
         self._height = max(self._height, self._told)
         self._account.pages = self._pages.used if self._pages is not None else 0
         self._account.use(self._told)
         # The claim of who is next here, and of nobody behind: else two engines could wait for one another.
         self._account.wait(self._refused[0].timing.queued if self._refused else None)
-        if self._refused and not self._live and not self._line and not self._ending:
+        if self._refused and not self._live and not self._line:
             self._blocked_at = self._account.changes
         if self._pages is not None:
             left = max(0, self._account.room - self._told - self._account.others_pages)
             alone = len(self._live) + len(self._line) <= 1
             self._pages.bound(min(self._most_pages, left), pinned=alone)
+
+    def bounded(
+        self,
+        new: Sequence[Row],
+        grants: Sequence[tuple[Row, int]],
+        decode: Sequence[int],
+        live: Sequence[int],
+    ) -> list[tuple[Row, int]]:
+        """`grants`, but that rows stop short of their prompt's end where they would not fit.
+
+        Rows were chosen as if all that prefill joined once the step is over. Those that join in it come
+        before a block of others grows or is left, and maybe without the rest, which may take more: then the
+        youngest wait, for a step that has its blocks as they are. Where nobody decodes, one that joins takes
+        what its own caches did."""
+        if self._account is None or len(self._live) + len(self._line) <= 1:
+            return list(grants)
+        ends = (row for row, tokens in grants if row.span_end(tokens) == len(row.known))
+        ending = sorted(filter(self._early, ends), key=lambda row: row.arrival)
+        held: list[Row] = []
+        while ending and self._joined_now(new, ending, decode, live) > self._told:
+            held.append(ending.pop())
+        cut = [(row, row.remaining - 1 if row in held else tokens) for row, tokens in grants]
+        return [(row, tokens) for row, tokens in cut if tokens]
+
+    def _early(self, row: Row) -> bool:
+        """It joins in the step in which its prompt ends."""
+        return self._states.sizes.early or _apart(row.request)
+
+    def _joined_now(
+        self, new: Sequence[Row], ending: Sequence[Row], decode: Sequence[int], live: Sequence[int]
+    ) -> int:
+        """Bytes of the coming step if the prompts of `ending` end in it."""
+        trial, admitted = self._states.copy(), self._holdings(new)
+        twice = trial.carry_out(admitted, decode, [_name(row) for row in ending], {*live, *admitted})
+        return trial.nbytes + twice
+
+    def _holdings(self, admitted: Sequence[Row]) -> dict[int, Holding]:
+        return {_name(row): holding(self._states.sizes, row) for row in admitted}
 
     def launched(
         self, admitted: Sequence[Row], decode: Sequence[int], ending: Sequence[int], live: Collection[int]
@@ -274,7 +325,7 @@ class RowMemory:
             admitted: rows that get states.
             decode: rows that feed a token.
             ending: rows whose prompt ends.
-            live: rows that have states.
+            live: rows whose states do not go with it.
         """
         if self._account is None or self.sizes is None:
             return False
@@ -283,12 +334,7 @@ class RowMemory:
         pages = max(pages_before, self._account.pages)
         most = states.nbytes + self._told + pages  # as if nothing of the step before were kept
         before = states.parts() if most > self._account.room else None
-        states.release([id for id in states.own if id not in live])
-        for row in admitted:
-            assert row.id is not None
-            states.admit(row.id, holding(self.sizes, row))
-        twice = states.step(decode, ending)
-        states.release([id for id in states.rows if id not in live])
+        twice = states.carry_out(self._holdings(admitted), decode, ending, live)
         if before is None:
             return False
         after = states.parts()
@@ -316,9 +362,12 @@ class RowMemory:
 def holding(sizes: StateSizes, row: Row) -> Holding:
     """What a row's state is when it is admitted now."""
     tokens = len(row.request.prompt_token_ids) + row.drawn
-    sampling = row.request.sampling
-    apart = row.request.media is not None or sampling.prompt_logprobs is not None
-    return Holding(tokens, _extra(sizes, row.request), apart)
+    return Holding(tokens, _extra(sizes, row.request), _apart(row.request))
+
+
+def _apart(request: Request) -> bool:
+    """Its prompt is not computed with those of others."""
+    return request.media is not None or request.sampling.prompt_logprobs is not None
 
 
 def _extra(sizes: StateSizes, request: Request) -> int:

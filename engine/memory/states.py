@@ -169,6 +169,21 @@ class RowStates:
             self.rows.pop(row, None)
             self.own.pop(row, None)
 
+    def carry_out(
+        self,
+        admitted: Mapping[int, Holding],
+        decode: Sequence[int],
+        ending: Sequence[int],
+        live: Collection[int],
+    ) -> int:
+        """A whole plan, as `step` does its forward; `live` are rows whose states do not go with it."""
+        self.release([row for row in self.own if row not in live])
+        for row, held in admitted.items():
+            self.admit(row, held)
+        twice = self.step(decode, ending)
+        self.release([row for row in self.rows if row not in live])
+        return twice
+
     def step(self, decode: Sequence[int], ending: Sequence[int] = ()) -> int:
         """Carry out a plan.
 
@@ -199,13 +214,13 @@ class RowStates:
         self.layout.advance(rows)
         return twice
 
-    def joined(self, ending: Collection[int] = ()) -> tuple[RowStates, int]:
-        """The same, to look at, once every row that prefills has joined, but for those that end without it;
-        and bytes of what is there twice then."""
+    def joined(self) -> tuple[RowStates, int]:
+        """The same, to look at, once every row that prefills has joined; and bytes of what is there twice
+        then."""
         if not self.sizes.shared or not self.own:
             return self, 0
         twin = self.copy()
-        joining = {row: self._joins_with(held) for row, held in self.own.items() if row not in ending}
+        joining = {row: self._joins_with(held) for row, held in self.own.items()}
         return twin, twin._join(joining)
 
     def quiet(self, decode: Sequence[int]) -> bool:

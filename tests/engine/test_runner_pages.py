@@ -29,9 +29,9 @@ def filled(name: str) -> tuple[Server, PageStore]:
     return server, runner._pages
 
 
-def answered(server: Server, name: str, losses: int) -> None:
+def answered(server: Server, name: str, losses: int, tokens: int = 6) -> None:
     """Two at once from what is kept: both as alone, at the price of so many new starts."""
-    first, _ = [server.add([*PROMPT, *words(place, 20)]) for place in (7, 9)]
+    first, _ = [server.add([*PROMPT, *words(place, 20)], tokens=tokens) for place in (7, 9)]
     server.finish()
     assert first.cached == 0, "all of it was computed after all"
     assert server.wrong(name) == []
@@ -42,10 +42,12 @@ def answered(server: Server, name: str, losses: int) -> None:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_pages_that_are_not_numbers_go_and_their_rows_start_again(name: str) -> None:
+@pytest.mark.parametrize("tokens", [1, 2, 6])
+def test_pages_that_are_not_numbers_go_and_their_rows_start_again(name: str, tokens: int) -> None:
+    """Also where the state has gone by the time that the last token is read."""
     server, store = filled(name)
     store._pages = {id: mx.full(page.shape, 255, dtype=mx.uint8) for id, page in store._pages.items()}
-    answered(server, name, losses=2)
+    answered(server, name, losses=2, tokens=tokens)
 
 
 @pytest.mark.parametrize("name", FAMILIES)

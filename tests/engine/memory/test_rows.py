@@ -118,6 +118,20 @@ requests = st.lists(
     pages=True,
     seqs=7,
 )
+@example(  # the last row joins in the step in which the first moves out of the cohort
+    sizes=SIZES["hybrid"],
+    rows=[(197, 61, 0), (1, 60, 0), (960, 1, 0), (2, 1, 0)],
+    room=1.0,
+    pages=False,
+    seqs=3,
+)
+@example(  # the oldest row grows while another, with caches of its own, has launched its only draw
+    sizes=SIZES["windows"],
+    rows=[(1, 1, 0), (192, 1, 0), (1022, 2, 0), (639, 3, 0)],
+    room=1.1327476953338482,
+    pages=True,
+    seqs=2,
+)
 def test_everyone_who_fits_alone_finishes_within_the_budget(
     sizes: StateSizes, rows: list[tuple[int, int, int]], room: float, pages: bool, seqs: int
 ) -> None:
