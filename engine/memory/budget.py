@@ -50,13 +50,6 @@ class Reservation:
         self.owner = owner
         self._budget = budget
 
-    def resize(self, size: int) -> Shortage | None:
-        """Ask for more, or give some back. A shortage changes nothing."""
-        if size > self.size and (shortage := self._budget.shortage(size - self.size)) is not None:
-            return shortage
-        self._budget.change(self, size)
-        return None
-
     def claim(self, size: int) -> None:
         """So many bytes are in use, whether there was room or not: rows make it."""
         self._budget.change(self, size)

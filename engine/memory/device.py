@@ -12,8 +12,6 @@ from pathlib import Path
 
 import mlx.core as mx
 
-from chairlift.engine.memory.budget import Budget, Kind
-
 log = logging.getLogger(__name__)
 
 CPU_SHARE = 0.75
@@ -134,19 +132,3 @@ def _phys_footprint() -> int:
     except (OSError, AttributeError):
         return 0
     return 0 if failed else int(info[2 + 7])
-
-
-def memory_budget(limit: int | None) -> Budget | None:
-    """One for all that this process serves; None where there is no bound.
-
-    Args:
-        limit: bytes; None for what the device has, 0 for no bound.
-    """
-    device = MlxDevice()
-    total = device.usable() if limit is None else limit
-    if not total:
-        return None
-    budget = Budget(total)
-    if device.shared:
-        budget.hold(Kind.PROCESS).claim(footprint())
-    return budget
