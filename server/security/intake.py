@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import math
 import re
+from collections import Counter
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
@@ -20,6 +21,8 @@ FREE = frozenset(("GET", "HEAD", "OPTIONS", "DELETE"))
 """Methods of requests that cost next to nothing, and are not counted."""
 CANCEL = re.compile(r"/v1/responses/[^/]+/cancel")
 """Paths of requests that make room, and are not counted either: who has no room left must be able to."""
+SHARE = 0.75
+"""Of the memory for bodies that one key's may take, so that others' find room however slow these are."""
 Headers = list[tuple[bytes, bytes]]
 
 
@@ -36,6 +39,7 @@ class Intake:
         self._rates = rates
         self._most_bytes = most_bytes
         self._bytes = 0
+        self._bytes_of: Counter[str] = Counter()
         self._respond = respond
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -72,28 +76,40 @@ class Intake:
         """The body counts until the answer begins: then it has been read, and what was made of it is the
         engine's."""
         held = 0
+        key = key_of(scope)
+        tenant = None if key is None or key.admin else key.tenant
 
         async def counted() -> Message:
             nonlocal held
             message = await receive()
             size = len(message.get("body", b""))
-            if size and self._bytes + size > self._most_bytes:
+            if size and not self._is_room(size, tenant):
                 raise _full()
             held += size
-            self._bytes += size
+            self._hold(size, tenant)
             return message
 
         async def watched(message: Message) -> None:
             nonlocal held
             if held:
-                self._bytes -= held
+                self._hold(-held, tenant)
                 held = 0
             await send(message)
 
         try:
             await self.app(scope, counted, watched)
         finally:
-            self._bytes -= held
+            self._hold(-held, tenant)
+
+    def _is_room(self, size: int, tenant: str | None) -> bool:
+        if tenant is not None and self._bytes_of[tenant] + size > SHARE * self._most_bytes:
+            return False
+        return self._bytes + size <= self._most_bytes
+
+    def _hold(self, size: int, tenant: str | None) -> None:
+        self._bytes += size
+        if tenant is not None:
+            self._bytes_of[tenant] += size
 
 
 def _when_done(record: RequestRecord | None, release: Callable[[int], None]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import datetime
 from typing import Any
@@ -173,27 +174,43 @@ async def test_openais_client_sees_the_limits() -> None:
         assert int(refused.value.response.headers["retry-after"]) > 50
 
 
+@asynccontextmanager
+async def half_sent(server: Lift, count: int, size: int, **headers: str) -> AsyncIterator[None]:
+    """Bodies of which all but the last byte has come."""
+    hold, held = asyncio.Event(), 0
+
+    async def body() -> AsyncIterator[bytes]:
+        nonlocal held
+        yield b"x" * (size - 1)
+        held += 1  # the first part is counted
+        await hold.wait()
+        yield b"x"
+
+    transport = httpx.ASGITransport(server.app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://test", headers=headers) as client:
+        tasks = [asyncio.create_task(client.post(CHAT, content=body())) for _ in range(count)]
+        async with asyncio.timeout(10):
+            while held < count:
+                await asyncio.sleep(0)
+        yield
+        hold.set()
+        assert [(await task).status_code for task in tasks] == [400] * count
+
+
 async def test_the_bodies_in_memory_are_bounded() -> None:
     """Eight of the largest size; what is refused is free again, and what is answered."""
     settings = replace(ServerSettings(), max_body_bytes=1000)
     async with lift(FakeRunner(answering("a")), settings=settings) as server:
-        hold, held = asyncio.Event(), 0
+        async with half_sent(server, 8, 1000):
+            assert error_of(await ask(server), 429)["code"] == "queue_full"
+        assert (await ask(server)).status_code == 200
 
-        async def body() -> AsyncIterator[bytes]:
-            nonlocal held
-            yield b"x" * 999
-            held += 1  # the first part is counted
-            await hold.wait()
-            yield b"x"
 
-        transport = httpx.ASGITransport(server.app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
-            tasks = [asyncio.create_task(client.post(CHAT, content=body())) for _ in range(8)]
-            async with asyncio.timeout(10):
-                while held < 8:
-                    await asyncio.sleep(0)
-            refused = await ask(server)
-            assert error_of(refused, 429)["code"] == "queue_full"
-            hold.set()
-            assert [(await task).status_code for task in tasks] == [400] * 8
+async def test_the_bodies_of_one_key_leave_room_for_those_of_others() -> None:
+    settings = secured(settings=replace(ServerSettings(), max_body_bytes=1000))
+    async with lift(FakeRunner(answering("a")), settings=settings) as server:
+        async with half_sent(server, 6, 1000, **bearer(ALICE)):
+            assert error_of(await ask(server), 429)["code"] == "queue_full"
+            assert (await ask(server, BOB)).status_code == 200
+            assert (await ask(server, ROOT)).status_code == 200
         assert (await ask(server)).status_code == 200
