@@ -21,12 +21,22 @@ access = logging.getLogger("chairlift.access")
 DEFAULT_LIMITS = ConnectionLimits()
 
 
+CHUNKS, LEAST_CHUNK = 1000, 64
+"""Of a body: as many chunks may be of any size, more must have so many bytes each on the average."""
+
+
+class SmallChunks(h11.RemoteProtocolError):
+    """A chunk of one byte takes as long to be read as one of thousands, and nobody is heard meanwhile."""
+
+
 class Parser(h11.Connection):
-    """h11 0.16 looks at the length of a head only while it is not whole, and not at the number of headers."""
+    """h11 0.16 looks at the length of a head only while it is not whole, and not at the number of headers or
+    of a body's chunks."""
 
     def __init__(self, limits: ConnectionLimits) -> None:
         super().__init__(h11.SERVER, limits.head_bytes)
         self._limits = limits
+        self._chunks = self._chunked = 0
 
     def next_event(self) -> Any:
         event = super().next_event()
@@ -34,6 +44,12 @@ class Parser(h11.Connection):
             size = len(event.target) + sum(len(name) + len(value) + 4 for name, value in event.headers)
             if size > self._limits.head_bytes or len(event.headers) > self._limits.headers:
                 raise h11.RemoteProtocolError("the head is too large", error_status_hint=431)
+            self._chunks = self._chunked = 0
+        elif isinstance(event, h11.Data):
+            self._chunks += event.chunk_start
+            self._chunked += len(event.data)
+            if self._chunks > CHUNKS and self._chunked < LEAST_CHUNK * self._chunks:
+                raise SmallChunks("the body comes in chunks that are too small")
         return event
 
 
@@ -124,11 +140,12 @@ class Connection(H11Protocol):
             return
         fault = sys.exception()
         hint = fault.error_status_hint if isinstance(fault, h11.RemoteProtocolError) else 400
-        error = (
-            self._too_large()
-            if hint == 431
-            else invalid("The request is not valid HTTP.", code="invalid_http")
+        what = (
+            "body comes in too many small chunks"
+            if isinstance(fault, SmallChunks)
+            else "request is not valid HTTP"
         )
+        error = self._too_large() if hint == 431 else invalid(f"The {what}.", code="invalid_http")
         # Of a request whose head was right, its own id and form; what is no HTTP is no request.
         scope: Scope = dict(self.scope) if self._answering else {"path": "", "headers": ()}
         refusal = refusal_of(error, scope)

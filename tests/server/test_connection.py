@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 import httpx
 import pytest
 
-from chairlift.server.connection import DEFAULT_LIMITS
+from chairlift.server.connection import CHUNKS, DEFAULT_LIMITS, LEAST_CHUNK
 from chairlift.server.security.settings import ConnectionLimits
 from chairlift.server.settings import ServerSettings
 from tests.fakes import FakeRunner, answering
@@ -126,6 +126,34 @@ async def test_what_is_no_http_is_refused_in_the_envelope(sent: bytes) -> None:
     assert re.search(rb"(?mi)^x-request-id: req_[0-9a-f]{32}\r?$", head)
     error = json.loads(body)["error"]
     assert (error["code"], error["type"]) == ("invalid_http", "invalid_request_error")
+
+
+def chunked(size: int) -> bytes:
+    """A chat's body in chunks of so many bytes, behind spaces that make more than `CHUNKS` of them."""
+    body = b" " * (CHUNKS * size + size) + json.dumps(chat_body()).encode()
+    pieces = [body[at : at + size] for at in range(0, len(body), size)]
+    chunks = b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces)
+    return HALF_HEAD + b"Transfer-Encoding: chunked\r\n\r\n" + chunks + b"0\r\n\r\n"
+
+
+async def test_a_body_in_very_many_very_small_chunks_is_refused() -> None:
+    """Each takes the event loop as long as a large one: one client's would keep all others waiting."""
+    async with connected() as (_, (reader, writer)):
+        writer.write(chunked(2 * LEAST_CHUNK))
+        assert (await answer(reader))[0] == 200
+        writer.write(chunked(1))
+        status, body = await answer(reader)
+        assert status == 400 and "small chunks" in str(body["error"])
+        assert await reader.read() == b""
+
+
+async def test_chunks_are_counted_anew_for_each_request() -> None:
+    async with connected() as (_, (reader, writer)):
+        for _ in range(3):
+            body = json.dumps(chat_body()).encode()
+            chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in (b" " * (CHUNKS - len(body)) + body))
+            writer.write(HALF_HEAD + b"Transfer-Encoding: chunked\r\n\r\n" + chunks + b"0\r\n\r\n")
+            assert (await answer(reader))[0] == 200
 
 
 @pytest.mark.parametrize("given", ["", "X-Request-Id: mine\r\n"], ids=["", "its own id"])
