@@ -9,12 +9,16 @@ import signal
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 
 import httpx
 import pytest
+import uvicorn
+from uvicorn.server import ServerState
 
-from chairlift.server.connection import CHUNKS, DEFAULT_LIMITS, LEAST_CHUNK
+from chairlift.server.connection import CHUNKS, DEFAULT_LIMITS, LEAST_CHUNK, Connection
 from chairlift.server.security.settings import ConnectionLimits
+from chairlift.server.serve import listen
 from chairlift.server.settings import ServerSettings
 from tests.fakes import FakeRunner, answering
 from tests.server.harness import Lift, chat_body, lift, on_socket
@@ -196,6 +200,28 @@ async def test_a_request_to_upgrade_is_answered_without_one(caplog: pytest.LogCa
     async with lift() as server, on_socket(server.app) as url, httpx.AsyncClient(base_url=url) as client:
         assert (await client.get("/v1/models", headers=headers)).status_code == 200
     assert caplog.text == ""
+
+
+async def test_what_is_small_is_sent_at_once() -> None:
+    """Also where the listening socket is that of `run_server`."""
+    accepted: asyncio.Future[socket.socket] = asyncio.get_running_loop().create_future()
+
+    class Seen(Connection):
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+            super().connection_made(transport)
+            accepted.set_result(transport.get_extra_info("socket"))
+
+    config = uvicorn.Config(lambda: None, lifespan="off", log_config=None)  # type: ignore[arg-type]
+    config.load()
+    loop = asyncio.get_running_loop()
+    with listen("127.0.0.1", 0) as listener:
+        make = partial(Seen, config, ServerState(), {})
+        async with await loop.create_server(make, sock=listener) as server:
+            _, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+            its = await asyncio.wait_for(accepted, 10)
+            assert its.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+            writer.close()
+            await writer.wait_closed()
 
 
 def test_half_a_request_does_not_hold_up_the_exit() -> None:
