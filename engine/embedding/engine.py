@@ -7,6 +7,7 @@ which live on its own MLX thread, one batch at a time.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -37,6 +38,8 @@ from chairlift.engine.errors import (
 )
 from chairlift.engine.memory.budget import Budget, Reservation
 from chairlift.engine.thread import MLXThread
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,6 +262,10 @@ class EmbeddingEngine:
             if batch:
                 try:
                     await self._compute(batch)
+                except Exception:  # a defect of ours: nobody may hang on it
+                    log.exception("A batch was not dealt with")
+                    for entry in batch:
+                        entry.request.fail(StepFailed("The embedding model failed on this request."))
                 finally:
                     self._memory.end()
             else:

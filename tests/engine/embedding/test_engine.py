@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
 import numpy as np
 import pytest
 
 from chairlift.engine.embedding.engine import EmbeddingConfig, EmbeddingEngine
-from chairlift.engine.embedding.types import LoadedEmbedder, TokenizedText
+from chairlift.engine.embedding.types import LoadedEmbedder, TokenizedText, Vectors
 from chairlift.engine.errors import EngineStopped, ModelUnavailable, QueueFull, StepFailed
 from chairlift.engine.thread import NAME
 from tests.engine.embedding.fakes import (
@@ -204,6 +204,20 @@ async def test_what_is_left_after_the_drain_ends_with_an_error() -> None:
         encoder.gate.open()
         await stop
         assert len(encoder.batches) == 1 and encoder.closed == 1
+
+
+async def test_nobody_hangs_on_a_batch_that_lacks_a_vector() -> None:
+    class Lacking(FakeEncoder):
+        def encode(self, texts: Sequence[TokenizedText]) -> Vectors:
+            return super().encode(texts)[: 1 if len(texts) < 3 else 2]
+
+    async with started(Lacking()) as embedder:
+        asked = asyncio.create_task(embedder.encode([text(1), text(2), text(3)]))
+        assert embedder._loop_task is not None
+        done, _ = await asyncio.wait({asked, embedder._loop_task}, return_when=asyncio.FIRST_COMPLETED)
+        assert done == {asked}
+        assert isinstance(asked.exception(), StepFailed)
+        assert (await embedder.encode([text(4)])).tolist() == [vector(text(4))]
 
 
 async def test_a_thread_that_does_not_come_back_is_given_up() -> None:
