@@ -170,8 +170,9 @@ async def serve_models(
         await responses.close()
         complain(str(fault))
         return 1
+    hang_up = partial(_stop_for, signal.SIGHUP.name, stop, models)
     reload = Reload(
-        app.state.context.keys, security.keys, tls=tls, mask=mask, hang_up=stop.set, terminal=_terminal()
+        app.state.context.keys, security.keys, tls=tls, mask=mask, hang_up=hang_up, terminal=_terminal()
     )
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload)
     server = _Server(_uvicorn_config(app, security.connection, tls[0] if tls is not None else None))
@@ -262,13 +263,18 @@ def _install_signals(lifecycle: Lifecycle, models: Models) -> asyncio.Event:
         if stop.is_set():
             logger.info("%s again: running answers are cut off", name)
             lifecycle.end_process(0)
-        loading = ", ".join(model.name for model in models if model.state is State.LOADING)
-        logger.info("%s: the server stops%s", name, f", while {loading} still loads" if loading else "")
-        stop.set()
+        _stop_for(name, stop, models)
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal, number.name)
     return stop
+
+
+def _stop_for(name: str, stop: asyncio.Event, models: Models) -> None:
+    """A signal of this name has come."""
+    loading = ", ".join(model.name for model in models if model.state is State.LOADING)
+    logger.info("%s: the server stops%s", name, f", while {loading} still loads" if loading else "")
+    stop.set()
 
 
 def _terminal() -> Callable[[], bool]:

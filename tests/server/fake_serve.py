@@ -4,12 +4,13 @@ ANSWER: "endless", "short", "wedge" (the runner never comes back from a step of 
 "slow" (loading never ends), "embeddings" (nothing else is served), "both" (an embedding model beside
 "short"), "unembeddable" (the embedding model beside it cannot be loaded), "deaf" (once ready, the event loop
 hangs), "latecomer" (beside "short", a model on demand whose load never ends).
-A fourth argument is the watchdog's seconds.
+A fourth argument is the watchdog's seconds. With LOGGED in the environment it logs as a server does.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 import threading
 from pathlib import Path
@@ -86,7 +87,8 @@ def latecomer() -> Models:
 
 
 def main() -> int:
-    set_up_logging("warning")
+    if "LOGGED" in os.environ:
+        set_up_logging("warning")
     port, drain, answer = int(sys.argv[1]), float(sys.argv[2]), sys.argv[3]
     metrics = ServerMetrics()
     engine = embedder = None

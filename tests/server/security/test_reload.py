@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import logging
 import os
 import pty
@@ -120,7 +121,7 @@ def test_the_end_of_the_terminal_stops_a_server_unless_nohup_started_it(
     search = os.pathsep.join([str(FOLDER), str(FOLDER / "src")])
     with subprocess.Popen(
         [sys.executable, "-m", "tests.server.fake_serve", "0", "10", "short"],
-        env={**os.environ, "PYTHONPATH": search, "CHAIRLIFT_API_KEY_FILE": str(path)},
+        env={**os.environ, "PYTHONPATH": search, "CHAIRLIFT_API_KEY_FILE": str(path), "LOGGED": "1"},
         cwd=FOLDER,
         stdin=terminal,
         stdout=subprocess.PIPE,
@@ -134,13 +135,14 @@ def test_the_end_of_the_terminal_stops_a_server_unless_nohup_started_it(
             process.stdout.readline()
             os.close(terminal)
             os.close(ours)
-            told = process.stderr.readline()
+            loaded, told = (json.loads(process.stderr.readline())["message"] for _ in range(2))
+            assert loaded.startswith("fake is loaded: ")
             if ignored:
                 assert told.startswith("Keys were read again: alice")
                 assert httpx.get(f"{url}/v1/models", headers=bearer(ALICE)).status_code == 200
                 process.send_signal(signal.SIGTERM)
             else:
-                assert told == ""
+                assert told == "SIGHUP: the server stops"
             assert process.wait(PATIENCE) == 0
         finally:
             process.kill()
