@@ -33,6 +33,14 @@ class LogFile(RotatingFileHandler):
             opener=lambda path, flags: os.open(path, flags, 0o600),
         )
 
+    def doRollover(self) -> None:
+        try:
+            super().doRollover()
+        except OSError:
+            # Its folder is closed to us, or the next file's place is taken: the newest lines are kept, then.
+            self.stream = self._open()
+            self.stream.truncate(0)
+
     def handleError(self, record: logging.LogRecord) -> None:
         """Upstream prints a trace for each line, to a place that may be full as well."""
 

@@ -43,6 +43,19 @@ def test_its_size_is_bounded_and_only_its_owner_reads_it(tmp_path: Path) -> None
     assert newest_lines(path, 60) == [f"line {number:04} of the log" for number in range(940, 1000)]
 
 
+def test_where_no_file_can_be_put_beside_it_the_newest_lines_are_kept(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    (tmp_path / f"log.{OLD_FILES}").mkdir()  # nothing can take its place; root may write to any folder
+    for number in range(1, OLD_FILES):
+        (tmp_path / f"log.{number}").touch()
+    handler = LogFile(path, 1000)
+    for number in range(1000):
+        handler.emit(record(f"line {number:04} of the log"))
+    handler.close()
+    lines = path.read_text().splitlines()
+    assert 0 < path.stat().st_size <= 1000 and lines[-1] == "line 0999 of the log"
+
+
 def test_the_newest_lines_of_what_there_is(tmp_path: Path) -> None:
     path = tmp_path / "log"
     assert newest_lines(path, 5) == []
