@@ -4,7 +4,7 @@ A **page** holds some tokens' keys and values of every layer that keeps all toke
 array of bytes. A **state** holds what the other layers, recurrent and sliding-window, keep behind some
 token. So each is one buffer, whatever the model, and nothing that moves it needs to know what is in it.
 
-All methods run on the MLX thread; nothing is evaluated here.
+All methods run on the MLX thread; nothing is waited for here.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ from chairlift.cache.batch import (
 
 ALIGNMENT = 16
 """Bytes."""
+GROUP_BYTES = 2**28
+"""Pages that are put into caches at once: on their way they are in memory once more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,15 +205,18 @@ class PageFormat:
 
     # Into caches
 
-    def restore(self, pages: Sequence[tuple[mx.array, int]], tokens: int, state: State | None) -> list[Any]:
+    def restore(
+        self, pages: Sequence[tuple[mx.array, int]], tokens: int, state: State | None, *, room: int = 0
+    ) -> list[Any]:
         """Fresh caches of one request that holds the first `tokens` tokens of these pages, in memory of
         their own.
 
         Args:
             pages: (page, tokens in it), from position 0 on; all but the last equally long.
             state: behind exactly `tokens` tokens, where the model has layers of that kind.
+            room: tokens that the caches are to have room for, if that is more.
         """
-        planes = iter(self._unpacked(pages, tokens))
+        planes = iter(self._unpacked(pages, tokens, max(tokens, room)))
         states = iter(self._unpacked_state(state)) if state is not None else iter(())
         return [self._restored(tree, planes, states, tokens) for tree in self._trees]
 
@@ -225,30 +230,37 @@ class PageFormat:
             return tree.filled(arrays, tokens)
         return tree.restored(arrays)
 
-    def _unpacked(self, pages: Sequence[tuple[mx.array, int]], tokens: int) -> Iterator[Planes]:
-        """By layer: planes `[1, heads, tokens, width]`."""
-        *whole, (last, last_tokens) = pages
-        each = whole[0][1] if whole else 0
-        stacked = mx.stack([page for page, _ in whole]) if whole else None
-        rest = tokens - each * len(whole)
-        planes: list[mx.array] = []
-        whole_start = last_start = 0
-        for shape in self._shapes:
-            parts = []
-            if stacked is not None:
-                size = each * shape.token_bytes
-                part = shape.of(stacked[:, whole_start : whole_start + size], each).swapaxes(0, 1)
-                parts.append(part.reshape(shape.heads, each * len(whole), shape.width))
-                whole_start += aligned(size)
-            size = last_tokens * shape.token_bytes
-            parts.append(shape.of(last[last_start : last_start + size], last_tokens)[:, :rest])
-            last_start += aligned(size)
-            plane = mx.concatenate(parts, axis=1) if len(parts) > 1 else mx.contiguous(parts[0])
-            planes.append(plane[None])
+    def _unpacked(
+        self, pages: Sequence[tuple[mx.array, int]], tokens: int, capacity: int
+    ) -> Iterator[Planes]:
+        """By layer: planes `[1, heads, capacity, width]`, of which the first `tokens` are filled."""
+        planes = [
+            mx.zeros((1, shape.heads, capacity, shape.width), dtype=shape.dtype) for shape in self._shapes
+        ]
+        *whole, last = pages
+        at_once = max(1, GROUP_BYTES // max(1, last[0].nbytes, *(page.nbytes for page, _ in whole[:1])))
+        start = 0
+        for first in range(0, len(whole), at_once):
+            group = whole[first : first + at_once]
+            self._fill(planes, mx.stack([page for page, _ in group]), group[0][1], start, tokens)
+            start += len(group) * group[0][1]
+            mx.async_eval(*planes)  # type: ignore[no-untyped-call]
+        self._fill(planes, last[0][None], last[1], start, tokens)
         start = 0
         for count in self._planes_of_layer:
             yield planes[start : start + count]
             start += count
+
+    def _fill(self, planes: list[mx.array], stacked: mx.array, each: int, start: int, tokens: int) -> None:
+        """Write pages `[pages, bytes]` of `each` tokens at position `start`; what is behind `tokens` is left
+        out."""
+        count, at = stacked.shape[0], 0
+        stop = min(start + count * each, tokens)
+        for plane, shape in zip(planes, self._shapes, strict=True):
+            size = each * shape.token_bytes
+            part = shape.of(stacked[:, at : at + size], each).swapaxes(0, 1)
+            plane[0, :, start:stop] = part.reshape(shape.heads, count * each, shape.width)[:, : stop - start]
+            at += aligned(size)
 
     def _unpacked_state(self, state: State) -> Iterator[list[mx.array | None]]:
         start = 0

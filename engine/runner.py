@@ -195,7 +195,7 @@ class MlxRunner:
             if new.restore is None:
                 row.caches = self._make_cache()
             else:
-                row.caches, row.held = self._pages.restore(new.restore), new.restore.tokens
+                row.caches, row.held = self._pages.restore(new.restore, new.room), new.restore.tokens
             if new.room:
                 make_room(row.caches, new.room)
         except Exception:

@@ -14,6 +14,7 @@ import secrets
 from contextlib import suppress
 from pathlib import Path
 
+import numpy as np
 import xxhash
 
 from chairlift.engine.prefix.vocabulary import Page, PageData
@@ -71,9 +72,9 @@ def read_page(path: Path, page: Page) -> PageData:
         told = _metadata(_exactly(file.read(length), length), size - 8 - length)
         if told != {**_described(page, told.get("shapes", "")), "checksum": told.get("checksum", "")}:
             raise BadFile("The file holds another page.")
-        data = bytearray(size - 8 - length)
-        view, got = memoryview(data), 0
-        while got < len(data):
+        # Not a bytearray: it would be filled with zeros first, which takes as long as reading.
+        view, got = np.empty(size - 8 - length, dtype=np.uint8).data, 0
+        while got < view.nbytes:
             count = file.readinto(view[got : got + PIECE])
             if not count:
                 raise BadFile("The file ends early.")

@@ -57,10 +57,10 @@ def test_pages_that_make_no_caches_go_and_their_rows_start_again(
     server, store = filled(name)
     original, faults = store._format.restore, iter([ValueError("no caches")])
 
-    def restore(*arguments: Any) -> list[Any]:
+    def restore(*arguments: Any, **more: Any) -> list[Any]:
         for fault in faults:
             raise fault
-        return original(*arguments)
+        return original(*arguments, **more)
 
     monkeypatch.setattr(store._format, "restore", restore)
     answered(server, name, losses=2)
