@@ -50,6 +50,7 @@ from machine import package_version, revision
 
 from chairlift.engine.models.build import make_runner
 from chairlift.engine.models.warm import warm_up
+from chairlift.patches.cuda_launches import set_launches
 
 PATHS = ("bare", "unmasked", "ours", "engine", "sampled", "batch_generator")
 """`ours` is scheduler and runner without event loop and text; `sampled` the same with temperature, top_p."""
@@ -318,6 +319,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def main() -> int:
+    set_launches()  # as a server has them, for all paths; MLX's own default is MLX_USE_CUDA_GRAPHS=1
     bench = Bench(parse())
     bench.run()
     say(device_section(bench.result))
