@@ -21,6 +21,7 @@ from pydantic_core import ErrorDetails
 from pydantic_settings import EnvSettingsSource
 
 from chairlift.server.configuration.fields import PREFIX, Configuration, flag_of, is_secret, variable_of
+from chairlift.server.security.keys import is_private
 
 FILE_VARIABLE = PREFIX + "CONFIG"
 OTHER_VARIABLES = frozenset({FILE_VARIABLE, PREFIX + "CACHE", PREFIX + "TRACEBACK"})
@@ -106,7 +107,7 @@ def _check_private(path: Path, tables: Mapping[str, object]) -> None:
     """Raises: ConfigurationError: the file holds secrets, and others may read it."""
     mode = stat.S_IMODE(path.stat().st_mode)
     secret = next((key for key in tables if tables[key] and is_secret(key)), None)
-    if secret is not None and mode & 0o077:
+    if secret is not None and not is_private(path, mode):
         raise ConfigurationError(
             f"{path} holds {secret} and can be read or changed by others (mode {mode:04o}): chmod 600 {path}"
         )

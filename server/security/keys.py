@@ -127,6 +127,17 @@ def read_key_file(path: Path, *, admin: bool = False) -> Iterator[Given]:
         raise KeyFault(f"{path} holds no key.")
 
 
+def is_private(path: Path, mode: int) -> bool:
+    """Nobody but its owner can read or change a file of this mode.
+
+    Of those that systemd hands to a service, the group's bits are no group's: they bound an access list, in
+    which the service's user may read (systemd 254 and newer, its issue 29435).
+    """
+    handed = os.environ.get("CREDENTIALS_DIRECTORY")
+    is_handed = bool(handed) and path.absolute().parent == Path(str(handed))
+    return not mode & 0o077 & ~(stat.S_IRGRP if is_handed else 0)
+
+
 def _private_text(path: Path) -> str:
     try:
         # Not blocking: nothing may wait for the other end of a pipe.
@@ -135,7 +146,7 @@ def _private_text(path: Path) -> str:
             state = os.fstat(file.fileno())
             if not stat.S_ISREG(state.st_mode):
                 raise KeyFault(f"{path} is not a regular file.")
-            if state.st_mode & 0o077:
+            if not is_private(path, state.st_mode):
                 raise KeyFault(
                     f"{path} can be read or changed by others (mode {stat.S_IMODE(state.st_mode):04o}): "
                     f"chmod 600 {path}"

@@ -166,3 +166,16 @@ def test_one_value_may_stand_for_an_array(tmp_path: Path) -> None:
     file.write_text("cors_origin = 5")
     with pytest.raises(ConfigurationError, match="line 1: cors_origin: An array is expected, such as"):
         read({}, file, {})
+
+
+def test_a_file_of_secrets_that_systemd_hands_over_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its mode has the group read it, which is no group's right: see `is_private`."""
+    file = tmp_path / "config"
+    file.write_text("api_key = 'sk-0123456789'\n")
+    file.chmod(0o440)
+    with pytest.raises(ConfigurationError, match="can be read or changed by others"):
+        read({}, file, {})
+    monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(tmp_path))
+    assert len(read({}, file, {}).configuration.api_key) == 1

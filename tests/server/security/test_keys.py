@@ -57,6 +57,18 @@ def test_a_file_that_others_may_touch_is_refused_with_the_command(tmp_path: Path
     assert [given.secret for given in read_key_file(path)] == [ALICE]
 
 
+def test_a_file_that_systemd_hands_over_is_private_though_its_mode_says_that_a_group_reads_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    elsewhere = tmp_path / "below"
+    elsewhere.mkdir()
+    monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(tmp_path))
+    assert [given.secret for given in read_key_file(key_file(tmp_path, ALICE, 0o440))] == [ALICE]
+    for folder, mode in ((tmp_path, 0o444), (tmp_path, 0o460), (tmp_path, 0o450), (elsewhere, 0o440)):
+        with pytest.raises(KeyFault, match="can be read or changed by others"):
+            list(read_key_file(key_file(folder, ALICE, mode, f"keys-{mode:o}")))
+
+
 @pytest.mark.parametrize("text", ["", "\n\n", "# nothing\n"])
 def test_a_file_without_keys_is_refused(tmp_path: Path, text: str) -> None:
     with pytest.raises(KeyFault, match="holds no key"):
