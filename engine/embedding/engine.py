@@ -254,11 +254,14 @@ class EmbeddingEngine:
     # -- the loop
 
     async def _run(self) -> None:
+        long = False
         while True:
             # Requests that come in one turn of the loop are in the same batch.
             await asyncio.sleep(0)
             self._wake.clear()
-            batch = self._waited() or self._taken()
+            # In turns: many long texts for which memory has come free are not all before a short one.
+            batch = (self._taken() or self._waited()) if long else (self._waited() or self._taken())
+            long = bool(batch) and self._memory.extra(batch[0].length) > 0
             if batch:
                 try:
                     await self._compute(batch)

@@ -177,6 +177,23 @@ async def test_a_long_text_waits_for_memory_and_short_ones_pass() -> None:
         assert budget.available == extra and generating.yields is None
 
 
+async def test_long_texts_that_have_waited_are_not_all_before_a_short_one() -> None:
+    extra = int(SPARE * COST.of(300)) - OWN
+    budget, encoder = Budget(WEIGHTS + LEAST_CACHE + OWN + extra), FakeEncoder()
+    async with started(budget, encoder) as embedder:
+        generating = other(budget, 1)
+        waiting = asyncio.create_task(embedder.encode([text(300)] * 5))
+        await until(lambda: generating.yields is not None)
+        encoder.gate.close()
+        generating.use(0)
+        await at_gate(encoder)
+        short = asyncio.create_task(embedder.encode([text(5)]))
+        await until(lambda: embedder.stats().waiting == 2)
+        encoder.gate.open()
+        await asyncio.gather(waiting, short)
+        assert [len(batch[0]) for batch in encoder.batches] == [300, 5, 300, 300, 300, 300]
+
+
 async def test_what_never_fits_is_refused_with_the_numbers() -> None:
     budget = Budget(WEIGHTS + LEAST_CACHE + OWN + MB)
     async with started(budget, FakeEncoder()) as embedder:
