@@ -129,7 +129,7 @@ class MemoryGuard:
         guard._account = account
         sizes = replace(sizes, chunk=config.max_num_batched_tokens or info.step_tokens)
         guard.rows = RowMemory(sizes, account, index)
-        if account.room < sizes.alone(1, 1):
+        if account.most < sizes.alone(1, 1):  # what others' rows hold comes free
             steps = guard._headroom.size if guard._headroom is not None else 0
             guard.close()
             raise ModelUnavailable(

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
 from chairlift.engine.config import EngineConfig
+from chairlift.engine.errors import ModelUnavailable
 from chairlift.engine.memory.budget import Budget, Kind
 from chairlift.engine.memory.guard import MemoryGuard
 from chairlift.engine.memory.states import StateSizes
@@ -75,3 +78,15 @@ def test_a_load_is_nobodys_step() -> None:
     budget.hold(Kind.WEIGHTS, "other").release()
     observe(one, 12 * GB)
     assert budget.for_requests == left
+
+
+def test_a_model_is_served_whatever_others_requests_hold_just_then() -> None:
+    budget = Budget(3 * GB)
+    busy = budget.account("busy", lambda size: 0)
+    busy.use(budget.for_requests)
+    one = guard(budget, GB)
+    assert 0 < budget.for_requests < busy.rows
+    with pytest.raises(ModelUnavailable, match="does not fit"):
+        guard(budget, 3 * GB)
+    assert budget.used(Kind.WEIGHTS) == GB
+    one.close()
