@@ -79,6 +79,11 @@ def define(wanted: Wanted, environment: Mapping[str, str] = os.environ) -> Servi
     for name, path in secrets.items():
         if "key" in name:
             check_private(path)
+    if systemd and wanted.system:
+        # Those that the file of settings names as well: a flag says where they are, and goes before the file.
+        for name, path in secrets.items():
+            if name != "config" and str(path) not in words:
+                words = (*words, "--" + name.rstrip("-0123456789"), str(path))
     output = where.output(wanted.name)
     if not math.isfinite(configuration.drain_timeout):
         raise ServiceFault("--drain-timeout: a service must be told how long its end may take.")

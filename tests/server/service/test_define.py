@@ -13,6 +13,7 @@ from chairlift.server.service.define import Wanted, define, interpreter, unreada
 from chairlift.server.service.definition import Credential, ServiceDefinition
 from chairlift.server.service.errors import ServiceFault
 from chairlift.server.service.places import Person, Platform, operator, person
+from chairlift.server.service.systemd_unit import unit
 
 ADA = Person("ada", 501, 20, Path("/Users/ada"))
 NO_FILE = ("--config", "/dev/null")
@@ -161,6 +162,28 @@ def test_a_file_of_settings_is_handed_to_a_systems_unit(tmp_path: Path) -> None:
     )
     assert defined(Platform.SYSTEMD, *named).credentials == ()
     assert defined(Platform.LAUNCHD, *named, system=True).credentials == ()
+
+
+def test_files_of_secrets_that_the_settings_name_are_handed_over(tmp_path: Path) -> None:
+    """The service's user could not read them where they are."""
+    keys = [tmp_path / "alice", tmp_path / "bob"]
+    for path in (*keys, tmp_path / "chain.pem"):
+        path.touch(0o600)
+    file = tmp_path / "lift.toml"
+    file.write_text(
+        f"api_key_file = ['{keys[0]}', '{keys[1]}']\nssl_certfile = '{tmp_path / 'chain.pem'}'\nport = 1\n"
+    )
+    named = ("--config", str(file))
+    service = defined(Platform.SYSTEMD, *named, system=True, who=None)
+    assert service.serve == (
+        *(*named, "--api-key-file", str(keys[0]), "--api-key-file", str(keys[1])),
+        *("--ssl-certfile", str(tmp_path / "chain.pem")),
+    )
+    assert (
+        "-- --config %d/config --api-key-file %d/api-key-file --api-key-file %d/api-key-file-2 "
+        "--ssl-certfile %d/ssl-certfile\n"
+    ) in unit(service)
+    assert defined(Platform.SYSTEMD, *named).serve == named
 
 
 @pytest.fixture
