@@ -167,6 +167,7 @@ class MemoryGuard:
         if stats is self._seen:
             return
         self._seen = stats
+        self._bound_buffers(stats)
         if self.device is None or self.budget is None:
             return
         footprint = self.device.footprint()
@@ -185,6 +186,9 @@ class MemoryGuard:
                 self._process.claim(process)
                 self._tidied = False
         self._learn(stats)
+
+    def _bound_buffers(self, stats: RunnerStats) -> None:
+        """Their number is bounded by the device, also where no bytes are."""
         many = stats.buffers_limit and stats.buffers > BUFFERS_SHARE * stats.buffers_limit
         if self._index is not None and many:
             self.reactions += 1

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import pytest
 
 from chairlift.engine.config import EngineConfig
 from chairlift.engine.errors import ModelUnavailable
 from chairlift.engine.memory.budget import Budget, Kind
-from chairlift.engine.memory.guard import MemoryGuard
+from chairlift.engine.memory.guard import READINGS, STEADY, MemoryGuard
 from chairlift.engine.memory.states import StateSizes
 from chairlift.engine.plan import RunnerStats
+from chairlift.engine.prefix.chain import Chain, root_digest
+from chairlift.engine.prefix.index import PrefixIndex
+from chairlift.engine.prefix.vocabulary import PrefixSpec
 from tests.fakes import fake_model
 from tests.server.test_memory import FakeDevice
 
@@ -90,3 +95,57 @@ def test_a_model_is_served_whatever_others_requests_hold_just_then() -> None:
         guard(budget, 3 * GB)
     assert budget.used(Kind.WEIGHTS) == GB
     one.close()
+
+
+@dataclass
+class FakeMachine(FakeDevice):
+    """A device that shares the process's memory."""
+
+    shared: bool = True
+    taken: int = GB
+    """By the process."""
+    tidied: int = 0
+
+    def footprint(self) -> int:
+        return self.taken
+
+    def tidy(self) -> None:
+        self.tidied += 1
+
+
+def test_what_the_process_takes_for_long_is_taken_from_requests() -> None:
+    budget, machine = Budget(20 * GB), FakeMachine()
+    loaded = fake_model(states=StateSizes(1000), device=machine)()
+    one = MemoryGuard.of(loaded, EngineConfig(), None, budget=budget, weights=None, wake=lambda: None)
+    assert budget.used(Kind.PROCESS) == GB
+    machine.taken = GB + STEADY
+    for _ in range(2 * READINGS):
+        one.observe(RunnerStats(active_bytes=0))
+    assert (budget.used(Kind.PROCESS), machine.tidied) == (GB, 0)
+    machine.taken = 3 * GB
+    for _ in range(READINGS - 1):
+        one.observe(RunnerStats(active_bytes=GB // 2, cache_bytes=GB // 2))
+    assert (budget.used(Kind.PROCESS), machine.tidied) == (GB, 1), "first what nobody uses is given back"
+    for _ in range(READINGS):
+        one.observe(RunnerStats(active_bytes=GB // 2, cache_bytes=GB // 2))
+    assert (budget.used(Kind.PROCESS), machine.tidied) == (2 * GB, 1)
+    machine.taken = GB
+    for _ in range(READINGS):
+        one.observe(RunnerStats())
+    assert budget.used(Kind.PROCESS) == GB
+
+
+@pytest.mark.parametrize("limit", [None, 0])
+def test_kept_pages_go_before_there_are_too_many_buffers(limit: int | None) -> None:
+    """FIELD-NOTES: `Resource limit (499000)`; also where bytes have no bound."""
+    index = PrefixIndex(PrefixSpec(16, 1), 10**6)
+    index.grow(Chain(root_digest(), 16, range(1600)), None, 1600)
+    config = EngineConfig(memory_limit_bytes=limit)
+    loaded = fake_model(states=StateSizes(1000), device=FakeDevice())()
+    one = MemoryGuard.of(loaded, config, index, budget=None, weights=None, wake=lambda: None)
+    one.observe(RunnerStats(buffers=390_000, buffers_limit=499_000))
+    assert index.used == 1600
+    one.observe(RunnerStats(buffers=450_000, buffers_limit=499_000))
+    assert index.used == 800 and one.reactions == 1
+    one.observe(RunnerStats(buffers=450_000))
+    assert index.used == 800
