@@ -145,7 +145,10 @@ class _Environment(EnvSettingsSource):
                 return json.loads(value)
             except ValueError as error:
                 raise ConfigurationError(f"{variable_of(field_name)} is not JSON: {error}.") from None
-        return [part for each in str(value).split(",") if (part := each.strip())]
+        parts = [part for each in str(value).split(",") if (part := each.strip())]
+        if not parts:  # a key that a template left out must not open the server
+            raise ConfigurationError(f"{variable_of(field_name)} is set, and holds nothing.")
+        return parts
 
 
 def _read_environment(environment: Mapping[str, str]) -> dict[str, object]:

@@ -179,3 +179,10 @@ def test_a_file_of_secrets_that_systemd_hands_over_is_read(
         read({}, file, {})
     monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(tmp_path))
     assert len(read({}, file, {}).configuration.api_key) == 1
+
+
+@pytest.mark.parametrize("blank", [" ", ",", " , \t"])
+def test_an_array_in_the_environment_that_holds_nothing_is_no_way_to_be_without_keys(blank: str) -> None:
+    with pytest.raises(ConfigurationError, match="^CHAIRLIFT_API_KEY is set, and holds nothing.$"):
+        read({}, Path("/dev/null"), {"CHAIRLIFT_API_KEY": blank})
+    assert read({}, Path("/dev/null"), {"CHAIRLIFT_API_KEY": ""}).configuration.api_key == ()
