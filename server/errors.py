@@ -205,7 +205,8 @@ class ErrorBoundary:
         except Exception:
             if started:
                 raise
-            logger.exception("%s %s failed (%s)", scope["method"], scope["path"], request_id_of(scope))
+            path = scope["path"].encode("unicode_escape").decode("ascii")  # it may hold anything
+            logger.exception("%s %s failed (%s)", scope["method"], path, request_id_of(scope))
             await self._respond(internal_error(), scope)(scope, receive, send)
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from chairlift.engine.engine import EngineConfig
 from chairlift.engine.request import Request
+from chairlift.server.models.models import Models
 from chairlift.server.settings import ServerSettings
 from tests.fake_tokenizer import FakeTokenizer
 from tests.fakes import FakeRunner, Fault, all_rows, answering
@@ -232,6 +233,19 @@ async def test_what_nobody_foresaw_says_nothing_of_the_inside(caplog: pytest.Log
         assert "secret/path" in caplog.text  # the operator sees it, and whose it was
         assert response.headers["x-request-id"] in caplog.text
         assert (await server.complete(max_tokens=1)).status_code == 200
+
+
+async def test_a_path_writes_no_lines_of_its_own_into_the_log(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(self: Models, name: str) -> None:
+        raise RuntimeError
+
+    async with lift() as server:
+        monkeypatch.setattr(Models, "find", broken)
+        error_of(await server.client.get("/v1/models/a%0DINFO%20forged%1B[2J"), 500)
+    (message,) = (message for message in caplog.messages if "failed (" in message)
+    assert "/v1/models/a\\rINFO forged\\x1b[2J failed" in message and message.isprintable()
 
 
 async def test_models() -> None:
