@@ -6,8 +6,10 @@ import sys
 
 
 def main() -> None:
-    from chairlift.server.cli.app import run
-
+    try:
+        from chairlift.server.cli.app import run
+    except KeyboardInterrupt:  # within the second that the imports take
+        sys.exit(130)
     sys.exit(run())
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
+from chairlift.__main__ import main
 from chairlift.engine.config import EngineConfig
 from chairlift.engine.embedding.types import EmbeddingModelInfo
 from chairlift.engine.errors import InvalidParameter, ModelUnavailable
@@ -329,3 +332,14 @@ def test_sizes_are_read_as_people_write_them(text: str, expected: int | None) ->
 def test_what_is_no_size_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="no size such as"):
         parse_size(text)
+
+
+def test_ctrl_c_while_it_still_imports_leaves_no_trace(monkeypatch: Patch) -> None:
+    class Interrupted(ModuleType):
+        def __getattr__(self, name: str) -> object:
+            raise KeyboardInterrupt
+
+    monkeypatch.setitem(sys.modules, "chairlift.server.cli.app", Interrupted("app"))
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 130
