@@ -140,8 +140,10 @@ def _network(address: str) -> str:
         number = ipaddress.ip_address(address)
     except ValueError:
         return address
-    if number.version == 4:
+    if isinstance(number, ipaddress.IPv4Address):
         return address
+    if number.ipv4_mapped is not None:  # as a proxy may tell it that listens for both
+        return str(number.ipv4_mapped)
     return str(ipaddress.ip_network((int(number) >> 64 << 64, 64)))
 
 

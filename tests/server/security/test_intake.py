@@ -155,6 +155,7 @@ async def test_without_keys_addresses_are_counted() -> None:
 
 def test_one_place_is_one_network() -> None:
     assert _network("2001:db8::1") == _network("2001:db8::ffff:1") != _network("2001:db8:0:1::1")
+    assert _network("::ffff:10.0.0.1") == "10.0.0.1" != _network("::ffff:10.0.0.2")
     assert _network("10.0.0.1") == "10.0.0.1" and _network("unix") == "unix"
 
 
