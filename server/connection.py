@@ -70,7 +70,8 @@ class Connection(H11Protocol):
         super().connection_made(transport)
         # asyncio does it for sockets that know their protocol, as those of `socket.create_server` do not.
         # Otherwise what is small waits until the client has acknowledged what came before, 40 ms mostly.
-        transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if (its := transport.get_extra_info("socket")) is not None:
+            its.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._await_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
