@@ -4,6 +4,7 @@ request's head is bounded."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import socket
 import sys
@@ -71,7 +72,8 @@ class Connection(H11Protocol):
         # asyncio does it for sockets that know their protocol, as those of `socket.create_server` do not.
         # Otherwise what is small waits until the client has acknowledged what came before, 40 ms mostly.
         if (its := transport.get_extra_info("socket")) is not None:
-            its.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            with contextlib.suppress(OSError):  # macOS: the client is gone already
+                its.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._await_head()
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import re
 import signal
@@ -222,6 +223,31 @@ async def test_what_is_small_is_sent_at_once() -> None:
             assert its.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
             writer.close()
             await writer.wait_closed()
+
+
+async def test_a_client_that_is_gone_before_its_connection_begins_is_no_fault() -> None:
+    """macOS refuses options of such a socket."""
+
+    class Gone:
+        def get_extra_info(self, name: str) -> Gone | None:
+            return self if name == "socket" else None
+
+        def getsockname(self) -> tuple[str, int]:
+            return "127.0.0.1", 1
+
+        def getpeername(self) -> tuple[str, int]:
+            raise OSError(errno.EINVAL, "Invalid argument")
+
+        def setsockopt(self, *option: int) -> None:
+            raise OSError(errno.EINVAL, "Invalid argument")
+
+    config = uvicorn.Config(lambda: None, lifespan="off", log_config=None)  # type: ignore[arg-type]
+    config.load()
+    state = ServerState()
+    connection = Connection(config, state, {})
+    connection.connection_made(Gone())  # type: ignore[arg-type]
+    assert state.connections == {connection}
+    connection.connection_lost(ConnectionResetError())
 
 
 def test_half_a_request_does_not_hold_up_the_exit() -> None:
