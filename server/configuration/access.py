@@ -115,7 +115,7 @@ class AccessFields(BaseSettings):
             Group.SECURITY,
             "Seconds that a connection without a request is kept; behind a proxy more than it keeps its own.",
         ),
-    ] = 5
+    ] = 20
     send_timeout: Annotated[
         float,
         Field(ge=1),

@@ -19,8 +19,9 @@ class ConnectionLimits:
     stall_s: float = 60.0
     """Seconds in which a client must read on: what waits for it, when it is more than is worth sending (64
     KiB), or when all has been said and the connection is to be closed."""
-    idle_s: int = 5
-    """Seconds that a connection is kept without a request."""
+    idle_s: int = 20
+    """Seconds that a connection is kept without a request. Longer than clients keep theirs (httpx, and so the
+    SDKs, 5, aiohttp 15): a request that is on its way when the server closes is lost."""
     proxies: tuple[str, ...] = ()
     """Addresses and networks whose `X-Forwarded-For` and `X-Forwarded-Proto` are believed; `*`:
     everybody's."""

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import anthropic
+import httpx
+import openai
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
+from chairlift.server.configuration.read import read
+from chairlift.server.configuration.secrets import connection_limits
 from chairlift.server.security.settings import ConnectionLimits
 from chairlift.server.serve import _uvicorn_config
 
@@ -44,3 +51,11 @@ async def test_that_of_the_proxies_that_are_named() -> None:
 
 def test_how_long_an_idle_connection_is_kept() -> None:
     assert _uvicorn_config(object(), ConnectionLimits(idle_s=75), None).timeout_keep_alive == 75
+
+
+def test_clients_give_an_idle_connection_up_before_the_server_does() -> None:
+    """Otherwise a request that is on its way when the server closes is lost."""
+    kept = connection_limits(read({}, Path("/dev/null"), {}).configuration).idle_s
+    assert kept == ConnectionLimits().idle_s
+    for theirs in (openai.DEFAULT_CONNECTION_LIMITS, anthropic.DEFAULT_CONNECTION_LIMITS, httpx.Limits()):
+        assert theirs.keepalive_expiry is not None and theirs.keepalive_expiry < kept
