@@ -35,7 +35,7 @@ class PreparedMedia:
     Attributes:
         inputs: what the model's processor gives beside `input_ids` (`pixel_values`, `image_grid_thw`, …).
         digests: of the images, in the order of their tokens.
-        tokens: positions in the prompt that stand for images, per image.
+        tokens: how many positions in the prompt stand for each image; empty where that is not known.
     """
 
     inputs: Mapping[str, Any] = field(default_factory=dict)

@@ -374,7 +374,7 @@ def _extra(sizes: StateSizes, request: Request) -> int:
     """Bytes of a row beside its caches."""
     extra = sizes.counting_bytes if request.sampling.counts_tokens else 0
     if (media := request.media) is not None:
-        extra += len(media.tokens) * sizes.image_bytes
+        extra += sum(media.tokens) * sizes.image_bytes
         extra += sum(int(getattr(array, "nbytes", 0)) for array in media.inputs.values())
     return extra
 

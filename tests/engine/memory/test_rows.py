@@ -5,18 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import hypothesis.strategies as st
+import numpy as np
 import pytest
 from hypothesis import example, given, settings
 
 from chairlift.cache.layout import STEP, round_up
 from chairlift.engine.errors import MemoryExceeded
+from chairlift.engine.media import PreparedMedia
 from chairlift.engine.memory.budget import Budget, Kind, Reservation
-from chairlift.engine.memory.rows import MAX_OVERTAKEN, RowMemory
+from chairlift.engine.memory.rows import MAX_OVERTAKEN, RowMemory, holding
 from chairlift.engine.memory.states import StateSizes
 from chairlift.engine.plan import StepPlan
 from chairlift.engine.prefix.index import PrefixIndex
 from chairlift.engine.prefix.prefixes import Prefixes
 from chairlift.engine.prefix.vocabulary import PrefixSpec
+from chairlift.engine.request import Request, SamplingParams
 from chairlift.engine.row import Row, RowState
 from chairlift.engine.scheduler import Scheduler
 from tests.engine.test_scheduler_machine import Driver
@@ -301,3 +304,27 @@ def test_a_load_is_refused_that_would_take_what_was_promised() -> None:
     assert isinstance(served.budget.reserve(20_000 - need, Kind.WEIGHTS), Reservation)
     served.run(1000)
     assert row.output == served.driver.expected[0]
+
+
+def test_a_row_keeps_what_its_images_tokens_are_read_as() -> None:
+    sizes = StateSizes(10, image_bytes=50)
+    served = Served(sizes, 10**9)
+    media = PreparedMedia({"pixel_values": np.zeros((3, 8), np.float32)}, ("a", "b"), (300, 40))
+    plain, seeing = (
+        Request("r", (1,) * 400, SamplingParams(max_tokens=4), media=given) for given in (None, media)
+    )
+    rows = [served.driver.scheduler.add(request, 0) for request in (plain, seeing)]
+    assert [holding(sizes, row).extra for row in rows] == [0, 340 * 50 + 96]
+    assert served.budget.accounts[0].least == sizes.alone(400, 403) + 340 * 50 + 96
+
+
+def test_a_step_waits_for_the_one_before_where_both_do_not_fit() -> None:
+    sizes = SIZES["flat"]
+    for rows_at_once, settles in ((1, True), (10, False)):
+        served = Served(sizes, rows_at_once * sizes.alone(900, 910))
+        for seed in (1, 2, 3):
+            served.driver.add(900, 5, seed=seed)
+        settled = []
+        while served.driver.scheduler.busy:
+            settled.append(served.step().settle)
+        assert any(settled) == settles and served.memory.counts.settled == sum(settled)
