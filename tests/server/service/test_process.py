@@ -162,7 +162,8 @@ def test_where_the_server_ends_the_process_itself(file: RecordFile) -> None:
         record = file.read()
         assert record.run is not None and record.run.ended is not None
         assert record.run.ended.code == 70
-        assert record.run.ended.reason.startswith("The model does not come back from a step: ")
+        # Which of the two hangs is told by half of a limit that is very short here.
+        assert ": nothing has moved for " in record.run.ended.reason
         return 1
 
     run_service(serve, [], file)
