@@ -26,7 +26,7 @@ from chairlift.engine.models.image_prefix import example_of
 from chairlift.engine.models.images import Eyes
 from chairlift.engine.models.quantization import AUTO, KV_TYPES, cache_factory
 from chairlift.engine.models.sizes import measure_states, measure_step
-from chairlift.engine.models.strides import lay_out_for_cpu
+from chairlift.engine.models.strides import lay_out_if_faster
 from chairlift.engine.models.tokenizer import load_tokenizer, read_template
 from chairlift.engine.models.vision_loader import load_images, load_seeing_model, needs_mlx_vlm
 from chairlift.engine.models.warm import warm_up
@@ -81,7 +81,7 @@ def load_model(
         context = max_model_len
     vocab, family = vocab_size(config, tokenizer.vocab_size), str(config.get("model_type", ""))
     if mx.default_device() == mx.cpu:
-        lay_out_for_cpu(model, vocab)
+        lay_out_if_faster(model, vocab)
     try:
         processor = load_images(folder, model, template)
         sight = Eyes(model.inner) if processor is not None else None

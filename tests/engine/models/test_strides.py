@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 import pytest
 
+from chairlift.engine.models import strides
 from chairlift.engine.models.loader import cast_weights
-from chairlift.engine.models.strides import lay_out_for_cpu
+from chairlift.engine.models.strides import lay_out_for_cpu, lay_out_if_faster
 
 VOCAB = 50
 
@@ -73,3 +76,25 @@ def test_any_shape(shape: tuple[int, int]) -> None:
     want = np.array(model.layers[0].weight)
     lay_out_for_cpu(model, VOCAB)
     np.testing.assert_array_equal(np.array(model.layers[0].weight), want)
+
+
+@pytest.mark.parametrize("faster", [True, False])
+def test_weights_are_laid_out_where_that_is_faster(monkeypatch: pytest.MonkeyPatch, faster: bool) -> None:
+    """By the best try: one that something else held up says nothing."""
+    model = Small(tied=False)
+    model.inner[1].weight = model.inner[1].weight.astype(mx.float16)
+    mx.eval(model.parameters())
+    tries = iter([9.0, 1.0])
+
+    def products(weights: Sequence[mx.array]) -> float:
+        assert sorted(weight.shape for weight in weights) == [(20, 12), (VOCAB, 12)], "float32 alone"
+        return next(tries, 2.0) if by_columns(weights[0]) is faster else 1.5
+
+    monkeypatch.setattr(strides, "_products", products)
+    assert lay_out_if_faster(model, VOCAB) is faster
+    assert by_columns(model.inner[0].weight) is faster
+
+
+def test_products_are_timed() -> None:
+    weights = [mx.ones((20, 12)), mx.ones((12, 20))]
+    assert strides._products(weights) > 0
