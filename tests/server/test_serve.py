@@ -29,7 +29,7 @@ from tests.server.harness import error_of, sse
 
 ROOT = Path(__file__).parents[2]
 BODY = {"model": "fake", "messages": [{"role": "user", "content": "Hi"}], "temperature": 0}
-PATIENCE = 60.0
+PATIENCE = 60
 """Seconds after which a process that hangs fails the test."""
 
 
