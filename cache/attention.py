@@ -77,7 +77,7 @@ class CohortKV:
         self.window = window
         self.single = single if single is not None else KVCache if window is None else RotatingKVCache
         self.blocks: dict[int, Block] = {}
-        self._constants: dict[float, mx.array] = {}
+        self._constants: dict[Any, mx.array] = {}
 
     def apply(self, actions: Sequence[Action]) -> None:
         """Carry out what the layout decided."""

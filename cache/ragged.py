@@ -38,9 +38,9 @@ _PARTIAL = """
     const int group = threadIdx.x / LANES;
     const int capacity = keys_shape[2];
     const int held = min(lengths[row], capacity);
-    const int window = limits[0];
-    const int begin = (window > 0 ? max(0, held - window) : 0) + split * SPLIT;
-    const int end = min(held, begin + SPLIT);
+    const int window = limits[0], tokens = limits[1];
+    const int begin = (window > 0 ? max(0, held - window) : 0) + split * tokens;
+    const int end = min(held, begin + tokens);
 
     if (begin >= end) {
         if (threadIdx.x < GQ) {
@@ -189,7 +189,7 @@ def ragged_attention(
     scale: float,
     window: int | None = None,
     sinks: mx.array | None = None,
-    constants: dict[float, mx.array] | None = None,
+    constants: dict[Any, mx.array] | None = None,
 ) -> mx.array:
     """Attention of one new token per row.
 
@@ -217,6 +217,8 @@ def ragged_attention(
     splits = -(-seen // split)
     partial, join = _kernels()
     known = constants if constants is not None else {}
+    # Not in the template: each split would be compiled when it first comes, a second and a half each.
+    limits = (window or 0, split)
     sizes = [("D", dim), ("HQ", heads), ("HKV", kv_heads), ("G", group), ("GQ", shared)]
     parts, stats = partial(
         inputs=[
@@ -225,10 +227,10 @@ def ragged_attention(
             values,
             slots,
             lengths,
-            known.setdefault(window or 0, mx.array([window or 0], dtype=mx.int32)),
-            known.setdefault(scale, mx.array([scale], dtype=mx.float32)),
+            _known(known, limits, mx.int32),
+            _known(known, (scale,), mx.float32),
         ],
-        template=[("T", queries.dtype), *sizes, ("SPLIT", split)],
+        template=[("T", queries.dtype), *sizes],
         grid=(splits * THREADS, heads // shared, rows),
         threadgroup=(THREADS, 1, 1),
         output_shapes=[(rows, heads, splits, dim), (rows, heads, splits, 2)],
@@ -243,6 +245,13 @@ def ragged_attention(
         output_dtypes=[queries.dtype],
     )
     return out  # type: ignore[no-any-return]
+
+
+def _known(constants: dict[Any, mx.array], numbers: tuple[float, ...], dtype: mx.Dtype) -> mx.array:
+    """An array of these numbers, made once."""
+    if numbers not in constants:
+        constants[numbers] = mx.array(numbers, dtype=dtype)
+    return constants[numbers]
 
 
 def _split(blocks: int, longest: int) -> int:

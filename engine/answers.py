@@ -43,6 +43,8 @@ class Answers:
     generation_tokens: int = 0
     finished: Counter[FinishReason] = field(default_factory=Counter)
     _open: dict[Row, _Answer] = field(default_factory=dict)
+    _untold: list[tuple[Row, Sample, float]] = field(default_factory=list)
+    """Tokens that end nothing, in order."""
 
     @property
     def rows(self) -> list[Row]:
@@ -54,8 +56,26 @@ class Answers:
         return answer.mailbox
 
     def take(self, row: Row, sample: Sample, now: float) -> None:
-        """One token of one row: text, event, and whether the answer ends. Where no text comes of it, it ends
-        with an error."""
+        """One token of one row, which counts when the next step is planned: if the answer may end with it,
+        at once; else its text and event can wait for `tell`."""
+        answer = self._open[row]
+        if row.drawn >= row.limit or answer.text.may_end(sample.token):
+            self._tell(row, sample, now)
+        else:
+            self._untold.append((row, sample, now))
+
+    def tell(self) -> None:
+        """Text and events of the tokens taken so far."""
+        untold, self._untold = self._untold, []
+        for row, sample, now in untold:
+            try:
+                if row in self._open:
+                    self._tell(row, sample, now)
+            except Exception:  # its end has been told all the same
+                log.exception("The end of request %s was not clean", row.request.request_id)
+
+    def _tell(self, row: Row, sample: Sample, now: float) -> None:
+        """Text, event, and whether the answer ends. Where no text comes of it, it ends with an error."""
         try:
             self._take(row, sample, now)
         except Exception:
@@ -110,6 +130,9 @@ class Answers:
                 log.exception("The end of request %s was not clean", row.request.request_id)
 
     def _close(self, row: Row, reason: FinishReason, event: Callable[[Usage], Finished | Failed]) -> None:
+        for token in [token for token in self._untold if token[0] is row]:
+            self._untold.remove(token)
+            self._tell(*token)
         answer = self._open.pop(row, None)
         if answer is None:
             return

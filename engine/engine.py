@@ -335,6 +335,7 @@ class Engine:
             self._serve_disk()
             pause = self._scheduler.pause
             if pause is None or pause > 0:
+                self._answers.tell()
                 self._wake.clear()
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._wake.wait(), pause)
@@ -365,7 +366,7 @@ class Engine:
         assert self._thread is not None
         begun = self._statistics.begin()
         try:
-            result = await self._thread.run(partial(self._step_on_thread, plan))
+            result = await self._thread.run(partial(self._step_on_thread, plan), self._answers.tell)
             spent = time.monotonic() - begun
             self._pace.observe(plan, spent)
             self._answers.stepped(plan, spent)
@@ -380,10 +381,9 @@ class Engine:
         return result
 
     def _commit(self, result: StepResult | None) -> None:
-        committed = self._scheduler.commit(result)
+        committed, now = self._scheduler.commit(result), time.monotonic()
         for row, message in committed.failed:
             self._answers.fail(row, StepFailed(message))
-        now = time.monotonic()
         for row, sample in committed.drawn:
             self._answers.take(row, sample, now)
 

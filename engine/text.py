@@ -102,6 +102,9 @@ class StopStrings:
         self._matched = [0] * len(self._strings)  # length of the longest prefix that ends the text so far
         self._held = ""
 
+    def __bool__(self) -> bool:
+        return bool(self._strings)
+
     def feed(self, text: str, *, passing: bool = False) -> tuple[str, str | None]:
         """(text that is safe to send, the stop string found). After a match nothing more may be fed.
 
@@ -155,6 +158,10 @@ class AnswerText:
         self._passing = sampling.min_tokens
         self.stop: str | int | None = None
         """The stop string or token that ended the answer."""
+
+    def may_end(self, token: int) -> bool:
+        """Whether the answer may end with this token, the next one. True where only its text says."""
+        return bool(self._stops) or token in self._ends
 
     def add(self, token: int, *, last: bool = False) -> str:
         """Text that the token completes, without a stop token or stop string and what follows it.

@@ -30,10 +30,13 @@ class MLXThread:
         self._thread = threading.Thread(target=self._work, name=NAME, daemon=True)
         self._thread.start()
 
-    def run(self, call: Callable[[], T]) -> asyncio.Future[T]:
+    def run(self, call: Callable[[], T], begun: Callable[[], None] | None = None) -> asyncio.Future[T]:
         """`call()` on the thread; its outcome as a future of the running loop.
 
         Cancelling the future does not interrupt the call; its outcome is dropped.
+
+        Args:
+            begun: called on the loop once the call has begun, before its outcome is known there.
         """
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
@@ -41,6 +44,9 @@ class MLXThread:
         def job() -> None:
             value: T | None = None
             error: Exception | None = None
+            if begun is not None:
+                with suppress(RuntimeError):
+                    loop.call_soon_threadsafe(begun)
             try:
                 value = call()
             except BaseException as raised:

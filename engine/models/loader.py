@@ -98,7 +98,7 @@ def load_model(
             f"{served_name} ({family}) cannot be served with --kv-cache-dtype {kv_cache_dtype}: {error}."
         ) from error
     if mx.default_device() != mx.cpu:
-        warm_up(runner, vocab)
+        warm_up(runner, vocab, context)
     kv_bytes, kv_type = _kv_of_a_token(model, vocab, kv_cache_dtype)
     make_cache = cache_factory(model, kv_cache_dtype)
     states = measure_states(model, vocab, make_cache, finding.batching, image_bytes=hidden_size(config) * 8)

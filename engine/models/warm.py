@@ -4,10 +4,17 @@ A GPU compiles its kernels when they are first used: on an H200 the first joins 
 15 seconds each. So the shapes of a busy server's steps are run once while it starts: rows that join in one
 step and in several, prompts in chunks, rows of unequal length, a row that leaves, sampled rows beside greedy,
 rows with settings of every kind.
+
+On CUDA a matrix product also costs some 20 ms when a number of tokens first comes (cuBLAS plans it, and loads
+its kernels): those that steps are likely to have are had before.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+from chairlift.cache.device import on_cuda
+from chairlift.engine.flat import GRAIN
 from chairlift.engine.plan import NewRow, Runner, Span, StepPlan
 from chairlift.engine.request import SamplingParams
 
@@ -25,10 +32,18 @@ _SETTINGS = (
     SamplingParams(temperature=1.0, top_p=0.9, min_p=0.1, xtc_probability=1.0),
 )
 _PROMPTS = (5, 96, 33, 160)
+MOST_ROWS = 48
+"""Numbers of rows that decode together, from one."""
+MOST_TOKENS = 1024
+"""Of a step with prompts, which comes in multiples of GRAIN."""
 
 
-def warm_up(runner: Runner, vocab_size: int) -> None:
-    """Run the steps through `runner`, which holds no row afterwards. Runs on the MLX thread."""
+def warm_up(runner: Runner, vocab_size: int, longest: int = MOST_TOKENS) -> None:
+    """Run the steps through `runner`, which holds no row afterwards. Runs on the MLX thread.
+
+    Args:
+        longest: tokens of a prompt that the model takes.
+    """
     rows = {-1 - index: length for index, length in enumerate(_PROMPTS)}
     number = 0
 
@@ -53,4 +68,24 @@ def warm_up(runner: Runner, vocab_size: int) -> None:
     step(release=(-2,), decode=(-1, -3, -4))
     step(decode=(-1, -3, -4))
     step(release=tuple(rows))
+    if on_cuda():
+        _plan_products(step, vocab_size, min(longest, MOST_TOKENS))
     step()
+
+
+def _plan_products(step: Callable[..., None], vocab_size: int, longest: int) -> None:
+    """Steps of every usual number of tokens."""
+    greedy, number = SamplingParams(temperature=0), -100
+    for tokens in range(GRAIN, longest + 1, GRAIN):
+        number -= 1
+        prompt = tuple((31 * place) % vocab_size for place in range(tokens))
+        step(admit=(NewRow(number, greedy, seed=0),), prefill=(Span(number, 0, prompt, last=True),))
+        step(release=(number,))
+    rows = [number - 1 - index for index in range(MOST_ROWS)]
+    step(
+        admit=tuple(NewRow(row, greedy, seed=0) for row in rows),
+        prefill=tuple(Span(row, 0, (1 % vocab_size, 2 % vocab_size), last=True) for row in rows),
+    )
+    for count in range(MOST_ROWS, 0, -1):
+        step(decode=tuple(rows[:count]), release=tuple(rows[count : count + 1]))
+    step(release=tuple(rows[:1]))

@@ -16,8 +16,21 @@ def test_the_plans_are_as_the_protocol_wants_them() -> None:
     assert runner.stats().rows == 0
 
 
+def test_on_cuda_every_usual_number_of_tokens_comes_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("chairlift.engine.models.warm.on_cuda", lambda: True)
+    runner = FakeRunner()
+    warm_up(runner, 200, 512)
+    assert runner.stats().rows == 0 and not runner.violations
+    alone = [len(plan.decode) for plan in runner.plans if plan.decode and not plan.prefill]
+    assert alone[-48:] == list(range(48, 0, -1))
+    prompts = [len(plan.prefill[0].tokens) for plan in runner.plans if len(plan.prefill) == 1]
+    assert prompts[-16:] == list(range(32, 513, 32))
+
+
 @pytest.mark.parametrize("name", ["llama", "mamba2", "deepseek_v3"])
-def test_a_model_holds_no_row_afterwards(name: str) -> None:
+@pytest.mark.parametrize("cuda", [False, True])
+def test_a_model_holds_no_row_afterwards(name: str, cuda: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("chairlift.engine.models.warm.on_cuda", lambda: cuda)
     family = FAMILIES[name]
     _, runner = make_runner(build(family), 128)
     warm_up(runner, 128)
