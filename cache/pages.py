@@ -48,13 +48,6 @@ class PlaneShape:
     def token_bytes(self) -> int:
         return self.heads * self.width * self.dtype.size
 
-    def of(self, data: mx.array, tokens: int) -> mx.array:
-        """Bytes `[..., tokens x token_bytes]` as numbers `[..., heads, tokens, width]`."""
-        lead = data.shape[:-1]
-        if not self.token_bytes:
-            return mx.zeros((*lead, self.heads, tokens, self.width), dtype=self.dtype)
-        return data.view(self.dtype).reshape(*lead, self.heads, tokens, self.width)
-
 
 @dataclass(frozen=True, slots=True)
 class State:
@@ -234,32 +227,47 @@ class PageFormat:
         self, pages: Sequence[tuple[mx.array, int]], tokens: int, capacity: int
     ) -> Iterator[Planes]:
         """By layer: planes `[1, heads, capacity, width]`, of which the first `tokens` are filled."""
-        planes = [
-            mx.zeros((1, shape.heads, capacity, shape.width), dtype=shape.dtype) for shape in self._shapes
-        ]
-        *whole, last = pages
-        at_once = max(1, GROUP_BYTES // max(1, last[0].nbytes, *(page.nbytes for page, _ in whole[:1])))
-        start = 0
-        for first in range(0, len(whole), at_once):
-            group = whole[first : first + at_once]
-            self._fill(planes, mx.stack([page for page, _ in group]), group[0][1], start, tokens)
-            start += len(group) * group[0][1]
+        each = pages[0][1]
+        # Where a plane is made of whole pages, they are written with one copy each plane.
+        whole = tokens // each if capacity % each == 0 else 0
+        apart = (capacity // each, each) if whole else (capacity,)
+        planes = [mx.zeros((shape.heads, *apart, shape.width), dtype=shape.dtype) for shape in self._shapes]
+        for start, stacked in _stacked(pages[:whole]):
+            for plane, numbers in self._numbers(planes, stacked, each):
+                plane[:, start : start + len(stacked)] = numbers
             mx.async_eval(*planes)  # type: ignore[no-untyped-call]
-        self._fill(planes, last[0][None], last[1], start, tokens)
+        planes = [
+            plane.reshape(1, shape.heads, capacity, shape.width)
+            for plane, shape in zip(planes, self._shapes, strict=True)
+        ]
+        for first, stacked in _stacked(pages[whole:]):
+            start = (whole + first) * each
+            size = pages[whole + first][1]
+            stop = min(start + len(stacked) * size, tokens)
+            for plane, numbers in self._numbers(planes, stacked, size):
+                flat = numbers.reshape(numbers.shape[0], -1, numbers.shape[3])
+                plane[0, :, start:stop] = flat[:, : stop - start]
+            mx.async_eval(*planes)  # type: ignore[no-untyped-call]
         start = 0
         for count in self._planes_of_layer:
             yield planes[start : start + count]
             start += count
 
-    def _fill(self, planes: list[mx.array], stacked: mx.array, each: int, start: int, tokens: int) -> None:
-        """Write pages `[pages, bytes]` of `each` tokens at position `start`; what is behind `tokens` is left
-        out."""
-        count, at = stacked.shape[0], 0
-        stop = min(start + count * each, tokens)
+    def _numbers(
+        self, planes: list[mx.array], stacked: mx.array, each: int
+    ) -> Iterator[tuple[mx.array, mx.array]]:
+        """Each of `planes` with what `stacked`, pages of `each` tokens `[pages, bytes]`, hold of it: a view
+        `[heads, pages, tokens, width]`.
+
+        All bytes become numbers before one plane's are taken: the other way round they would not be
+        contiguous, and be copied (mlx, `View`)."""
+        typed = {dtype: stacked.view(dtype) for dtype in {shape.dtype for shape in self._shapes}}
+        at = 0
         for plane, shape in zip(planes, self._shapes, strict=True):
-            size = each * shape.token_bytes
-            part = shape.of(stacked[:, at : at + size], each).swapaxes(0, 1)
-            plane[0, :, start:stop] = part.reshape(shape.heads, count * each, shape.width)[:, : stop - start]
+            size, width = each * shape.token_bytes, shape.dtype.size
+            if size:
+                part = typed[shape.dtype][:, at // width : (at + size) // width]
+                yield plane, part.reshape(-1, shape.heads, each, shape.width).swapaxes(0, 1)
             at += aligned(size)
 
     def _unpacked_state(self, state: State) -> Iterator[list[mx.array | None]]:
@@ -290,6 +298,18 @@ class PageFormat:
     def _planes(self, layer: Layer, cache: Any) -> Planes:
         assert isinstance(layer, CohortKV)
         return layer.planes_of(cache)
+
+
+def _stacked(pages: Sequence[tuple[mx.array, int]]) -> Iterator[tuple[int, mx.array]]:
+    """As many as may be put into caches at once and are equally long: (index of the first, uint8
+    `[pages, bytes]`)."""
+    first = 0
+    while first < len(pages):
+        page, tokens = pages[first]
+        at_once = max(1, GROUP_BYTES // max(1, page.nbytes))
+        group = [page for page, held in pages[first : first + at_once] if held == tokens]
+        yield first, mx.stack(group)
+        first += len(group)
 
 
 def cache_planes(layer: Layer, cache: Any) -> Planes:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import io
+import re
+
 import mlx.core as mx
 import pytest
 from hypothesis import given, settings
@@ -46,3 +49,49 @@ def test_they_hold_what_was_kept_and_take_more(
             assert array[:, :, tokens:].tolist() == token.tolist()
         if room > tokens:
             assert cache.keys.shape[2] == room, "nothing was copied to grow"
+
+
+class Graphs:
+    """What is computed, as graphs of operations: made in place of every evaluation that is not waited for."""
+
+    def __init__(self) -> None:
+        self.made: list[dict[str, tuple[str, list[str]]]] = []
+
+    def __call__(self, *arrays: mx.array) -> None:
+        text = io.StringIO()
+        mx.export_to_dot(text, *arrays)
+        names = dict(re.findall(r'\{ (\d+) \[label ="([^"]*)"', text.getvalue()))
+        edges = re.findall(r'"?(\w+)"? -> "?(\w+)"?', text.getvalue())
+        maker = {array: name for name, array in edges if name in names}
+        inputs: dict[str, list[str]] = {name: [] for name in names}
+        for array, name in edges:
+            if name in names:
+                inputs[name].append(names[maker[array]] if array in maker else "data")
+        self.made.append({name: (names[name], inputs[name]) for name in names})
+        mx.eval(*arrays)
+
+    def inputs(self, kind: str) -> list[list[str]]:
+        """Who made what the operations of this kind take."""
+        found = (made.values() for made in self.made)
+        return [inputs for each in found for name, inputs in each if name.split()[0] == kind]
+
+
+@pytest.mark.parametrize(("room", "last", "groups"), [(0, 8, 3), (48, 8, 3), (48, 3, 2)])
+def test_whole_pages_take_one_copy_a_plane(
+    room: int, last: int, groups: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No other: views of what is stacked, written where they belong. A view as numbers of a part that is not
+    contiguous is a copy, and on CUDA one through unified memory."""
+    caches = filled(3, 2, 5, mx.bfloat16, last_width=3)
+    format = PageFormat([KVCache() for _ in caches])
+    format.measure(caches)
+    parts = [(start, start + 8) for start in range(0, 32, 8)] + [(32, 32 + last)]
+    kept = [(format.pack(format.planes(caches, start, stop)), stop - start) for start, stop in parts]
+    mx.eval([page for page, _ in kept])
+    monkeypatch.setattr(pages, "GROUP_BYTES", 2 * kept[0][0].nbytes)
+    monkeypatch.setattr(mx, "async_eval", graphs := Graphs())
+    format.restore(kept, 32 + last, None, room=room)
+    whole = [inputs for inputs in graphs.inputs("SliceUpdate") if inputs[1] == "Transpose"]
+    assert len(whole) == 6 * groups, "six planes, two pages at once"
+    stacked = {inputs[0] for inputs in graphs.inputs("View")}
+    assert stacked == {"Concatenate", "ExpandDims"}, "all bytes of a group, or of one page"
