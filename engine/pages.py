@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
@@ -127,10 +128,11 @@ class PageStore:
 
     def _offer(self, page: Page, data: mx.array | None, shapes: str) -> None:
         assert self._sink is not None
-        if data is None or not page.digest:
+        if data is None or not page.digest or not self._sink.wants(page, data.nbytes):
             return
         self._lent[page.id] = data
-        self._sink.offer(page, PageData(memoryview(data), shapes))  # type: ignore[arg-type]
+        view = memoryview(data)  # type: ignore[arg-type]
+        self._sink.offer(page, data.nbytes, partial(PageData, view, shapes))
 
     def restore(self, restore: Restore, room: int = 0) -> list[Any]:
         """Caches of one request that begins with these pages, with room for so many tokens.

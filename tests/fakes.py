@@ -12,6 +12,7 @@ import zlib
 from array import array
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from chairlift.engine.constraints import Compiler
 from chairlift.engine.constraints.matcher import Matcher
@@ -216,9 +217,10 @@ class FakeRunner:
             self._lent.discard(id)
         kept = (page for save in saves for page in _pages(save) if page.id in self.pages)
         for page in (page for page in kept if page.digest):
-            self._lent.add(page.id)
             data = memoryview(array("I", self.pages[page.id]).tobytes())
-            self.sink.offer(page, PageData(data))
+            if self.sink.wants(page, data.nbytes):
+                self._lent.add(page.id)
+                self.sink.offer(page, data.nbytes, partial(PageData, data))
 
     def stats(self) -> RunnerStats:
         tokens = sum(len(row.tokens) for row in self.rows.values()) * KV_BYTES_PER_TOKEN

@@ -27,7 +27,7 @@ from chairlift.engine.prefix.fetch import Fetch
 from chairlift.engine.prefix.files import SUFFIX, TEMPORARY, BadFile, read_page, write_page
 from chairlift.engine.prefix.folder import all_files, pages_of, unlink
 from chairlift.engine.prefix.reading import Done, Reading
-from chairlift.engine.prefix.vocabulary import DiskStats, Page, PageData
+from chairlift.engine.prefix.vocabulary import DiskStats, Page, PageData, ReadPage
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +54,9 @@ READERS = 4
 @dataclass(slots=True)
 class _Write:
     page: Page
-    data: PageData | None
+    nbytes: int
+    read: ReadPage | None
+    """None once it is done with: it holds memory of the runner's."""
 
 
 class PrefixDisk:
@@ -134,22 +136,31 @@ class PrefixDisk:
 
     # What is kept: called on the MLX thread (`PageSink`)
 
-    def offer(self, page: Page, data: PageData) -> None:
-        """Write a page, soon, if there is use and room for it."""
-        size = data.data.nbytes
+    def wants(self, page: Page, nbytes: int) -> bool:
+        """There is use and room for it."""
         with self._changed:
-            wanted = page.digest not in self._known and page.digest not in self._queued
-            room = self._queued_bytes + size <= self._queue and not self._closing
-            if wanted and room and page.parent not in self._left_out:
-                self._left_out.discard(page.digest)
-                self._queued.add(page.digest)
-                self._queued_bytes += size
-                self._jobs.append(_Write(page, data))
-                self._changed.notify_all()
+            if not self._new(page) or self._closing:
+                return False
+            if self._queued_bytes + nbytes <= self._queue and page.parent not in self._left_out:
+                return True
+            self._leave_out(page)
+            return False
+
+    def offer(self, page: Page, nbytes: int, read: ReadPage) -> None:
+        """Write a page, soon."""
+        with self._changed:
+            if not self._new(page) or self._closing:
+                self._returned.append(page.id)
                 return
-            if wanted:
-                self._leave_out(page)
-            self._returned.append(page.id)
+            self._left_out.discard(page.digest)
+            self._queued.add(page.digest)
+            self._queued_bytes += nbytes
+            self._jobs.append(_Write(page, nbytes, read))
+            self._changed.notify_all()
+
+    def _new(self, page: Page) -> bool:
+        """The lock is held."""
+        return page.digest not in self._known and page.digest not in self._queued
 
     def _leave_out(self, page: Page) -> None:
         """What is behind it is left out, too: it would be of no use. The lock is held."""
@@ -281,13 +292,15 @@ class PrefixDisk:
                 log.exception("the prefix cache on the disk")
 
     def _write(self, job: _Write) -> None:
-        page, data = job.page, job.data
-        assert data is not None
-        written = None
+        page, data, written = job.page, None, None
+        assert job.read is not None
         try:
             if self._refused_at is not None and time.monotonic() - self._refused_at < RETRY_SECONDS:
                 return
-            self._make_room(data.data.nbytes)
+            self._make_room(job.nbytes)
+            if (data := job.read()) is None:
+                self._failures += 1
+                return
             path = self._path(page.digest)
             try:
                 written = write_page(path, page, data)
@@ -317,10 +330,9 @@ class PrefixDisk:
 
     def _give_back(self, job: _Write) -> None:
         """The lock is held."""
-        assert job.data is not None
         self._queued.discard(job.page.digest)
-        self._queued_bytes -= job.data.data.nbytes
-        job.data = None
+        self._queued_bytes -= job.nbytes
+        job.read = None
         self._returned.append(job.page.id)
 
     def _make_room(self, need: int) -> None:

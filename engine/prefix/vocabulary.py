@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -32,6 +32,10 @@ class PageData:
     """Bytes."""
     shapes: str = ""
     """Of the arrays of a checkpoint, in words that only the runner reads."""
+
+
+ReadPage = Callable[[], PageData | None]
+"""Gives a page that the runner keeps to whoever calls it, on any thread; None where that fails."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -139,11 +143,20 @@ class DiskStats:
 class PageSink(Protocol):
     """Takes copies of what the runner keeps. Called on the MLX thread; never waits."""
 
-    def offer(self, page: Page, data: PageData) -> None:
-        """The memory stays as it is until `returned` names the page's id."""
+    def wants(self, page: Page, nbytes: int) -> bool:
+        """Whether it would take this page; asked before anything is done for it. What there is no room for is
+        left out.
+
+        Args:
+            nbytes: of this page and of all that were wanted and have not been offered yet.
+        """
+        ...
+
+    def offer(self, page: Page, nbytes: int, read: ReadPage) -> None:
+        """A page that was wanted, of so many bytes. What `read` needs stays until `returned` names the page's
+        id."""
         ...
 
     def returned(self) -> list[int]:
-        """Pages, by id, whose memory is needed no longer, since last asked. Each that was offered comes back
-        once."""
+        """Pages, by id, that are read no more, since last asked. Each that was offered comes back once."""
         ...

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from chairlift.engine.prefix.fetch import Fetch
-from chairlift.engine.prefix.vocabulary import Page, PageData
+from chairlift.engine.prefix.vocabulary import Page, PageData, ReadPage
 from chairlift.engine.scheduler import Scheduler
 
 
@@ -22,11 +22,15 @@ class FakeDisk:
     def __contains__(self, digest: bytes) -> bool:
         return digest in self.files
 
-    def offer(self, page: Page, data: PageData) -> None:
-        if not self.full:
-            if page.digest in self.files:
-                assert bytes(self.files[page.digest][1].data) == bytes(data.data), "one name for two things"
-            self.files[page.digest] = page, data
+    def wants(self, page: Page, nbytes: int) -> bool:
+        return not self.full
+
+    def offer(self, page: Page, nbytes: int, read: ReadPage) -> None:
+        data = read()
+        assert data is not None and data.data.nbytes == nbytes
+        if page.digest in self.files:
+            assert bytes(self.files[page.digest][1].data) == bytes(data.data), "one name for two things"
+        self.files[page.digest] = page, data
         self._returned.append(page.id)
 
     def returned(self) -> list[int]:

@@ -6,6 +6,7 @@ import hashlib
 import threading
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 
 from chairlift.engine.prefix.chain import Chain, checkpoint_digest, root_digest
@@ -49,10 +50,20 @@ def opened(
     return disk
 
 
-def write(disk: PrefixDisk, pages: Iterable[Page], size: int = 1000) -> None:
+def offer(disk: PrefixDisk, pages: Iterable[Page], size: int = 1000) -> list[int]:
+    """As the runner does it; the ids of those that were wanted."""
+    wanted = []
     for page in pages:
-        disk.offer(page, content(page, size))
+        if disk.wants(page, size):
+            wanted.append(page.id)
+            disk.offer(page, size, partial(content, page, size))
+    return wanted
+
+
+def write(disk: PrefixDisk, pages: Iterable[Page], size: int = 1000) -> list[int]:
+    wanted = offer(disk, pages, size)
     assert disk.settle(10)
+    return wanted
 
 
 def read(disk: PrefixDisk, pages: Iterable[Page]) -> dict[bytes, PageData]:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,7 @@ from tests.engine.pages_on_disk import (
     chain_of,
     checkpoint_of,
     content,
+    offer,
     opened,
     pages_of,
     read,
@@ -157,7 +159,7 @@ def test_a_full_disk_is_said_once_and_tried_again(
     pages = pages_of(chain_of(*range(80)))
     disk = opened(tmp_path)
     disks.append(disk)
-    write(disk, pages[:2])
+    wanted = write(disk, pages[:2])
     full = [True]
     write_page = disk_module.write_page
 
@@ -168,21 +170,21 @@ def test_a_full_disk_is_said_once_and_tried_again(
 
     monkeypatch.setattr(disk_module, "write_page", refuse)
     with caplog.at_level(logging.WARNING):
-        write(disk, pages[2:6])
+        wanted += write(disk, pages[2:6])
         assert disk.stats.failures == 1 and disk.stats.skipped == 4 and len(caplog.records) == 1
         assert "No space left" in caplog.text
         full[0] = False
-        write(disk, pages[6:8])
+        wanted += write(disk, pages[6:8])
         assert disk.stats.writes == 2, "not yet"
         monkeypatch.setattr(disk_module, "RETRY_SECONDS", 0.0)
         others = pages_of(chain_of(*range(9, 30)))
-        write(disk, others)
+        wanted += write(disk, others)
         assert disk.stats.writes == 2 + len(others) and len(caplog.records) == 2
-    write(disk, pages[6:8])
+    wanted += write(disk, pages[6:8])
     assert pages[6].digest not in disk, "what is before it is not there"
-    write(disk, pages[2:8])
+    wanted += write(disk, pages[2:8])
     assert all(page.digest in disk for page in pages[:8])
-    assert len(disk.returned()) == 2 + 4 + 2 + len(others) + 2 + 6
+    assert disk.returned() == wanted, "what was written and what was not"
 
 
 def test_what_the_disk_cannot_keep_up_with_is_left_out(
@@ -197,18 +199,37 @@ def test_what_the_disk_cannot_keep_up_with_is_left_out(
         return write_page(path, page, data)
 
     monkeypatch.setattr(disk_module, "write_page", slow)
-    pages = pages_of(chain_of(*range(40)))
+    pages, others = pages_of(chain_of(*range(40))), pages_of(chain_of(*range(50, 54)))
     disk = opened(tmp_path, queue=2500)
     disks.append(disk)
-    disk.offer(pages[0], content(pages[0]))
+    assert offer(disk, pages[:1]) == [1]
     assert standing.wait(10)
-    for page in pages[1:]:
-        disk.offer(page, content(page))
-    assert disk.returned() == [page.id for page in pages[2:]], "they come back at once"
+    assert not disk.wants(others[0], 1501), "with those that are to come"
+    assert offer(disk, pages[1:]) == [2]
     gate.set()
     assert disk.settle(10)
     assert [page.digest in disk for page in pages] == [True, True] + [False] * 8
-    assert disk.stats.skipped == 8 and sorted(disk.returned()) == [1, 2]
+    assert disk.stats.skipped == 9 and sorted(disk.returned()) == [1, 2]
+
+
+def test_what_is_there_is_not_wanted_again(tmp_path: Path, disks: list[PrefixDisk]) -> None:
+    pages = pages_of(chain_of(*range(20)))
+    disk = opened(tmp_path)
+    disks.append(disk)
+    write(disk, pages)
+    assert not any(disk.wants(page, 1000) for page in pages) and disk.stats.skipped == 0
+
+
+def test_what_the_runner_cannot_give_is_left_out(tmp_path: Path, disks: list[PrefixDisk]) -> None:
+    pages = pages_of(chain_of(*range(20)))
+    disk = opened(tmp_path)
+    disks.append(disk)
+    assert disk.wants(pages[0], 1000)
+    disk.offer(pages[0], 1000, lambda: None)
+    assert disk.settle(5) and disk.returned() == [1]
+    assert pages[0].digest not in disk and (disk.stats.failures, disk.stats.skipped) == (1, 1)
+    assert write(disk, pages[1:]) == [], "what is before it is not there"
+    assert len(write(disk, pages)) == 5 and len(read(disk, pages)) == 5
 
 
 def test_a_page_larger_than_the_limit_is_not_written(tmp_path: Path, disks: list[PrefixDisk]) -> None:
@@ -222,8 +243,7 @@ def test_discarded_pages_go_even_when_they_are_only_queued(tmp_path: Path, disks
     pages = pages_of(chain_of(*range(20)))
     disk = opened(tmp_path)
     disks.append(disk)
-    for page in pages:
-        disk.offer(page, content(page))
+    offer(disk, pages)
     disk.discard(page.digest for page in pages[3:])
     assert disk.settle(5) and len(read(disk, pages)) == 3
 
@@ -241,13 +261,12 @@ def test_nobody_reads_on_for_those_who_have_left(tmp_path: Path, disks: list[Pre
 def test_closing_writes_what_is_queued_and_then_takes_nothing(tmp_path: Path) -> None:
     pages = pages_of(chain_of(*range(40)))
     disk = opened(tmp_path)
-    for page in pages[:8]:
-        disk.offer(page, content(page))
+    assert len(offer(disk, pages[:8])) == 8 and disk.wants(pages[8], 1000)
     assert disk.close(10)
-    for page in pages[8:]:
-        disk.offer(page, content(page))
+    assert offer(disk, pages[8:]) == []
+    disk.offer(pages[8], 1000, partial(content, pages[8]))
     assert len(list(all_files(tmp_path))) == 8
-    assert sorted(disk.returned()) == [page.id for page in pages]
+    assert sorted(disk.returned()) == [page.id for page in pages[:9]], "what was wanted comes back"
     assert not disk.settle(0)
 
 
@@ -260,14 +279,14 @@ def test_a_folder_that_cannot_be_used_is_said_at_once(tmp_path: Path) -> None:
 KILLED = """
 import os, random, signal, sys
 from pathlib import Path
-from tests.engine.pages_on_disk import chain_of, content, opened, pages_of
+from tests.engine.pages_on_disk import chain_of, offer, opened, pages_of
 
 def writer(number, told):
     disk = opened(Path(sys.argv[1]), 400_000)
     start = 1000 * number + random.randrange(200)
     while True:
         for page in pages_of(chain_of(*range(start, start + 200))):
-            disk.offer(page, content(page, 3000))
+            offer(disk, [page], 3000)
             if page.start % 20 == 0:
                 disk.settle()
                 os.write(told, b".")
