@@ -50,7 +50,7 @@ from chairlift.engine.row import RequestTiming, Row
 from chairlift.engine.scheduler import Scheduler
 from chairlift.engine.statistics import StepStatistics, stats_of
 from chairlift.engine.text import AnswerText
-from chairlift.engine.thread import MLXThread
+from chairlift.engine.thread import MLXThread, on_loop
 
 log = logging.getLogger(__name__)
 
@@ -157,9 +157,9 @@ class Engine:
             *(loaded, self.config, index), budget=self._budget, weights=self._weights, wake=self._wake.set
         )
         await thread.run(self._memory.bound)
+        self._runner.when_built(on_loop(self._answers.tell))
         disk = await open_disk(loaded, self.config)
-        identity = disk.model if disk is not None else ""
-        prefixes = Prefixes(index, time.monotonic, identity=identity, catalogue=disk)
+        prefixes = Prefixes(index, time.monotonic, identity=disk.model if disk else "", catalogue=disk)
         self._scheduler = Scheduler(
             max_num_seqs=self.config.max_num_seqs,
             max_num_batched_tokens=budget,
@@ -189,10 +189,9 @@ class Engine:
     async def stop(self, drain_timeout: float = 0.0, *, why: str = SHUTTING_DOWN) -> None:
         """Admit nothing more, let running rows finish for so many seconds, end the rest, close the runner.
 
-        Requests that are still waiting end at once; what ends here ends with `Failed(EngineStopped)`. May
-        be called again at any time: the shorter time-out counts. Never waits much longer than `drain_timeout`
-        and a few times `EngineConfig.close_timeout`: a thread that does not come back is given up, and
-        `wedged` is set. `why` is what requests that it ends are told.
+        Requests that are still waiting end at once; what ends here ends with `Failed(EngineStopped(why))`.
+        May be called again at any time: the shorter time-out counts. Never waits much longer than that and a
+        few times `EngineConfig.close_timeout`: a thread that does not come back is given up: `wedged`.
         """
         self.ready = False
         self.draining, self._why = True, why
@@ -366,7 +365,8 @@ class Engine:
         assert self._thread is not None
         begun = self._statistics.begin()
         try:
-            result = await self._thread.run(partial(self._step_on_thread, plan), self._answers.tell)
+            result = await self._thread.run(partial(self._step_on_thread, plan))
+            self._answers.tell()  # where none was built
             spent = time.monotonic() - begun
             self._pace.observe(plan, spent)
             self._answers.stepped(plan, spent)

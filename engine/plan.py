@@ -167,6 +167,11 @@ class Runner(Protocol):
         """
         ...
 
+    def when_built(self, call: Callable[[], None]) -> None:
+        """From now on, call this in each step that computes something, once it is built and about to be
+        handed to the device: the thread needs no Python for that."""
+        ...
+
     def spill(self, sink: PageSink) -> None:
         """From now on, offer every page and checkpoint that is kept to `sink`, once it is computed."""
         ...

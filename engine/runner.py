@@ -91,6 +91,7 @@ class MlxRunner:
         self._faults = Faults(self._residents, self._pages)
         self._threads = threads
         self._last: Flight | None = None
+        self._built: Callable[[], None] = _nothing
         self._usage = Usage(weights)
         self._steps = 0
 
@@ -115,6 +116,10 @@ class MlxRunner:
     def prefix(self) -> PrefixSpec | None:
         """What prefixes are kept as; None where they are not."""
         return self._pages.spec
+
+    def when_built(self, call: Callable[[], None]) -> None:
+        """See `chairlift.engine.plan.Runner`."""
+        self._built = call
 
     def spill(self, sink: PageSink) -> None:
         """See `chairlift.engine.plan.Runner`."""
@@ -215,6 +220,7 @@ class MlxRunner:
             else:
                 self._launch_apart(flight, decode, spans)
             self._save(plan.save, flight)
+            self._built()
             mx.async_eval(*flight.outputs)  # type: ignore[no-untyped-call]
         except Exception as error:
             # Half the layers may hold the step's tokens: nothing that took part can be used again.
@@ -376,3 +382,7 @@ class MlxRunner:
         self._steps += 1
         if idle or self._steps % TIDY_STEPS == 0:
             mx.clear_cache()
+
+
+def _nothing() -> None:
+    """Nobody waits for it."""

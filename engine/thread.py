@@ -30,13 +30,10 @@ class MLXThread:
         self._thread = threading.Thread(target=self._work, name=NAME, daemon=True)
         self._thread.start()
 
-    def run(self, call: Callable[[], T], begun: Callable[[], None] | None = None) -> asyncio.Future[T]:
+    def run(self, call: Callable[[], T]) -> asyncio.Future[T]:
         """`call()` on the thread; its outcome as a future of the running loop.
 
         Cancelling the future does not interrupt the call; its outcome is dropped.
-
-        Args:
-            begun: called on the loop once the call has begun, before its outcome is known there.
         """
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
@@ -44,9 +41,6 @@ class MLXThread:
         def job() -> None:
             value: T | None = None
             error: Exception | None = None
-            if begun is not None:
-                with suppress(RuntimeError):
-                    loop.call_soon_threadsafe(begun)
             try:
                 value = call()
             except BaseException as raised:
@@ -70,6 +64,17 @@ class MLXThread:
         while (job := self._jobs.get()) is not None:
             job()
             del job  # it holds the call and with it what the call holds
+
+
+def on_loop(call: Callable[[], None]) -> Callable[[], None]:
+    """What any thread may call, once or often, to have the running loop call this soon."""
+    loop = asyncio.get_running_loop()
+
+    def soon() -> None:
+        with suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(call)
+
+    return soon
 
 
 def _nothing() -> None:

@@ -151,6 +151,7 @@ class FakeRunner:
         self._spoiled: set[int] = set()
         self._faults: list[Fault] = []
         self._in_flight: StepResult | None = None
+        self._built: Callable[[], None] = lambda: None
         self._gate = Gate()
 
     # -- what tests do
@@ -199,12 +200,17 @@ class FakeRunner:
             self._in_flight, self._saved = None, ()
             raise fault.error
         before, self._in_flight = self._in_flight, self._launch(plan, fault)
+        if not plan.idle:
+            self._built()
         if before is not None:
             self._offer(save for save in self._saved if save.row not in (*before.failed, *before.lost))
         self._saved = (*plan.keep, *plan.save)
         if plan.idle:
             self._offer(plan.keep)
         return before
+
+    def when_built(self, call: Callable[[], None]) -> None:
+        self._built = call
 
     def spill(self, sink: PageSink) -> None:
         self.sink = sink

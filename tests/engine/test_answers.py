@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Callable
 
 from chairlift.engine.answers import Answers
 from chairlift.engine.engine import Engine
@@ -12,7 +13,7 @@ from chairlift.engine.events import Failed, TextDelta
 from chairlift.engine.plan import Sample
 from chairlift.engine.row import RequestTiming, Row
 from chairlift.engine.text import AnswerText
-from chairlift.engine.thread import MLXThread
+from chairlift.engine.thread import on_loop
 from tests.engine.driving import events, request, settled, started, text
 from tests.fake_tokenizer import FakeTokenizer
 from tests.fakes import FakeRunner, answering
@@ -87,21 +88,18 @@ def test_what_ends_from_outside_has_told_all_that_was_drawn() -> None:
     asyncio.run(read())
 
 
-def test_the_beginning_of_a_call_is_told_before_its_outcome() -> None:
-    async def main() -> list[str]:
-        thread, told = MLXThread(), list[str]()
-        may_end = threading.Event()
+def test_another_thread_has_the_loop_call() -> None:
+    async def main() -> str:
+        called = asyncio.get_running_loop().create_future()
+        soon = on_loop(lambda: called.set_result(threading.current_thread().name))
+        await asyncio.to_thread(soon)
+        return str(await called)
 
-        def call() -> str:
-            assert may_end.wait(60)
-            return "outcome"
+    assert asyncio.run(main()) == threading.current_thread().name
 
-        def begun() -> None:
-            told.append("begun")
-            may_end.set()
 
-        told.append(await thread.run(call, begun))
-        assert await thread.end(60)
-        return told
+def test_a_loop_that_is_closed_calls_nothing() -> None:
+    async def main() -> Callable[[], None]:
+        return on_loop(lambda: None)
 
-    assert asyncio.run(main()) == ["begun", "outcome"]
+    asyncio.run(main())()

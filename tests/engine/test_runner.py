@@ -63,6 +63,22 @@ def test_rows_get_their_solo_answers_and_leave_nothing(batching: Batching) -> No
     assert_empty(runner)
 
 
+@pytest.mark.parametrize("batching", Batching)
+def test_a_step_says_when_it_is_built_before_the_device_has_it(
+    batching: Batching, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+    launch, runner = mx.async_eval, runner_of(batching)
+    monkeypatch.setattr(mx, "async_eval", lambda *arrays: (told.append("launched"), launch(*arrays)))
+    runner.when_built(lambda: told.append("built"))
+    stepper = Stepper(runner, Rider(prompt(5, 1), 3))
+    stepper.run()
+    assert told[:2] == ["built", "launched"] and told.count("built") == 3
+    before = len(told)
+    runner.step(StepPlan(1000))
+    assert len(told) == before  # there was nothing to compute
+
+
 @pytest.mark.parametrize("batching", [Batching.FLAT, Batching.HYBRID, Batching.DENSE])
 def test_a_row_that_moves_to_another_cohort_takes_its_token_along(batching: Batching) -> None:
     """The long row comes first in the batch until it outgrows what it shares with the short ones."""
