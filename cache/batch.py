@@ -106,6 +106,9 @@ class RowBatch:
         dense: keep attention rows in one block and show models whole arrays (`DenseView`).
         floor: of `CohortLayout`, None for the usual one.
 
+    Attributes:
+        trees: storage by layer.
+
     Raises:
         UnsupportedCache: naming a cache type that cannot be batched.
     """
@@ -117,8 +120,8 @@ class RowBatch:
         self.layout = CohortLayout(single=dense, floor=floor)
         self.dense = dense
         self.order: list[int] = []
-        self._trees: list[Tree] = [storage_of(cache) for cache in template]
-        leaves = list(leaves_of(self._trees))
+        self.trees: list[Tree] = [storage_of(cache) for cache in template]
+        leaves = list(leaves_of(self.trees))
         self._attention = [leaf for leaf in leaves if isinstance(leaf, CohortKV)]
         self._recurrent = [leaf for leaf in leaves if isinstance(leaf, RecurrentLayer)]
 
@@ -167,7 +170,7 @@ class RowBatch:
 
     def extract(self, row: int) -> list[Any]:
         """The row's caches as a solo run would hold them, in memory of their own."""
-        return [self._single(tree, row) for tree in self._trees]
+        return [self._single(tree, row) for tree in self.trees]
 
     def _single(self, tree: Tree, row: int) -> Any:
         if isinstance(tree, CohortKV):
@@ -183,7 +186,7 @@ class RowBatch:
 
     def states(self, row: int) -> list[Any]:
         """The row's caches, in memory of their own, of every layer that keeps a state or a window."""
-        return [self._single(leaf, row) for leaf in leaves_of(self._trees) if is_stateful(leaf)]
+        return [self._single(leaf, row) for leaf in leaves_of(self.trees) if is_stateful(leaf)]
 
     def begin(self) -> DecodeStep:
         """Make room for one more token of every row; the geometry of the step. `order` changes where a row
@@ -205,7 +208,7 @@ class RowBatch:
         families)."""
         return [
             self._view(tree, [(span, caches[i]) for span, caches in spans], step, offset, padding)
-            for i, tree in enumerate(self._trees)
+            for i, tree in enumerate(self.trees)
         ]
 
     def _view(
@@ -254,12 +257,12 @@ class RowBatch:
     @property
     def nbytes(self) -> int:
         """Bytes allocated for all rows, padding included."""
-        return sum(leaf.nbytes for leaf in leaves_of(self._trees))
+        return sum(leaf.nbytes for leaf in leaves_of(self.trees))
 
     @property
     def buffers(self) -> int:
         """Arrays of all rows."""
-        return sum(leaf.buffers for leaf in leaves_of(self._trees))
+        return sum(leaf.buffers for leaf in leaves_of(self.trees))
 
     @property
     def held_nbytes(self) -> int:
@@ -301,7 +304,7 @@ class RowBatch:
 
     def _pairs(self, caches: Caches, kind: type[Any]) -> Iterable[tuple[Any, Any]]:
         """(storage, the row's own cache) of every layer of a kind."""
-        return paired(self._trees, caches, kind)
+        return paired(self.trees, caches, kind)
 
 
 def is_stateful(layer: Layer) -> bool:

@@ -8,11 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 
 from chairlift.cache.layout import Cohort, CohortLayout
+
+
+class CohortShape(NamedTuple):
+    """What of a cohort's geometry stays the same from step to step while no row joins, leaves or moves."""
+
+    rows: int
+    slots: int
+    """Free ones included. Where there are none, row n sits in slot n."""
+    capacity: int
 
 
 class CohortStep:
@@ -20,6 +29,7 @@ class CohortStep:
 
     Attributes:
         key: the cohort's key.
+        shape: rows, slots and capacity.
         start, stop: its rows are `[start, stop)` of the batch.
         used: slots in use, holes below the last row included.
         lengths: tokens held before this step, by row.
@@ -41,6 +51,7 @@ class CohortStep:
         self.uniform = self.lengths[0] if self.equal and not self.holes else None
         self._seats = [slot for slot, _ in seats]
         self._all = len(cohort.slots)
+        self.shape = CohortShape(len(seats), len(cohort.slots), cohort.capacity)
         self._masks: dict[tuple[int | None, int | None], mx.array | None] = {}
         self._positions: dict[tuple[int | None, int, int], mx.array] = {}
         self.known: dict[Any, Any] = {}
@@ -69,6 +80,15 @@ class CohortStep:
     @cached_property
     def _fill_all(self) -> mx.array:
         return mx.array(self._filled(self._all), dtype=mx.int32)
+
+    @property
+    def numbers(self) -> list[int]:
+        """All that changes from step to step, for `TracedCohort`: the slot of each row, the tokens that it
+        holds before this step, then for each slot these tokens (0 where it is free) and the row in it."""
+        at = [0] * self._all
+        for slot, length in zip(self._seats, self.lengths, strict=True):
+            at[slot] = length
+        return [*self._seats, *self.lengths, *at, *self._filled(self._all)]
 
     def _filled(self, slots: int) -> list[int]:
         rows = [0] * slots
@@ -110,13 +130,7 @@ class CohortStep:
         by_slot = [1] * self.used
         for slot, length in zip(self._seats, after, strict=True):
             by_slot[slot] = length
-        lengths = mx.array(by_slot, dtype=mx.int32)[:, None, None, None]
-        index = mx.arange(width, dtype=mx.int32)
-        token = index if ring is None else lengths - 1 - (lengths - 1 - index) % ring
-        visible = (token >= 0) & (token < lengths)
-        if window is not None:
-            visible = visible & (token >= lengths - window)
-        return visible
+        return visible(mx.array(by_slot, dtype=mx.int32), width, ring, window)
 
 
 class DecodeStep:
@@ -131,3 +145,17 @@ class DecodeStep:
             start = step.stop
         self.rows = start
         self.lengths: Sequence[int] = [n for step in self.cohorts for n in step.lengths]
+
+
+def visible(lengths: mx.array, width: int, ring: int | None, window: int | None) -> mx.array:
+    """Which of `width` stored positions the last token of each slot sees, `[slots, 1, 1, width]`.
+
+    Args:
+        lengths: int32 `[slots]`, tokens held, that token included.
+        ring, window: as `CohortStep.mask` takes them.
+    """
+    lengths = lengths[:, None, None, None]
+    index = mx.arange(width, dtype=mx.int32)
+    token = index if ring is None else lengths - 1 - (lengths - 1 - index) % ring
+    seen = (token >= 0) & (token < lengths)
+    return seen if window is None else seen & (token >= lengths - window)

@@ -135,7 +135,7 @@ class StepResult:
 
 @dataclass(frozen=True, slots=True)
 class RunnerStats:
-    """Memory as the runner sees it, in bytes."""
+    """Memory as the runner sees it, in bytes, and what it counts."""
 
     rows: int = 0
     kv_bytes: int = 0
@@ -153,6 +153,10 @@ class RunnerStats:
     """Arrays of weights, rows and pages. Each is a buffer of the device's, whatever its size."""
     buffers_limit: int = 0
     """Most buffers that the device lets a process have; 0: it has no such bound."""
+    step_compilations: int = 0
+    """How often a decode step was compiled so far."""
+    compiled_steps: int = 0
+    """Decode steps that were computed as compiled so far."""
 
 
 class Runner(Protocol):

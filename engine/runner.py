@@ -25,9 +25,11 @@ from typing import Any
 import mlx.core as mx
 
 from chairlift.cache.room import make_room
+from chairlift.cache.step import DecodeStep
 from chairlift.engine.batching import FLAT_STEPS, Batching
 from chairlift.engine.blas import StepThreads
 from chairlift.engine.chunks import Chunks, Forward, closed
+from chairlift.engine.compiled import CompiledSteps
 from chairlift.engine.draws import Draws
 from chairlift.engine.faults import Faults
 from chairlift.engine.flat import FlatStep, Split, logits_of
@@ -63,6 +65,7 @@ class MlxRunner:
         pages: what is kept of rows for later ones; None where nothing can be.
         weights: arrays of the model, to be counted.
         threads: what steps take of the processor; None leaves that alone.
+        compiled: decode steps of a flat family; None compiles none.
     """
 
     def __init__(
@@ -78,6 +81,7 @@ class MlxRunner:
         pages: PageStore | None = None,
         weights: int = 0,
         threads: StepThreads | None = None,
+        compiled: CompiledSteps | None = None,
     ) -> None:
         self.batching = batching
         self._forward = forward
@@ -90,8 +94,9 @@ class MlxRunner:
         self._draws = Draws(self._residents)
         self._faults = Faults(self._residents, self._pages)
         self._threads = threads
+        self._compiled = compiled or CompiledSteps.off()
         self._last: Flight | None = None
-        self._built: Callable[[], None] = _nothing
+        self._built: Callable[[], None] = lambda: None
         self._usage = Usage(weights)
         self._steps = 0
 
@@ -126,7 +131,7 @@ class MlxRunner:
         self._pages.spill(sink)
 
     def stats(self) -> RunnerStats:
-        return self._usage.read(self._residents, self._pages)
+        return self._usage.read(self._residents, self._pages, self._compiled)
 
     def close(self) -> None:
         self._last = None
@@ -136,6 +141,7 @@ class MlxRunner:
         self._forward = closed
         self._split = None
         self._chunks.close()
+        self._compiled.close()
         mx.clear_cache()
         if threading.current_thread() is not threading.main_thread():
             # The thread ends after this. A process that exits while a thread's streams are still being torn
@@ -246,15 +252,7 @@ class MlxRunner:
             return
         step = self._residents.begin() if self._residents.order else None
         flat = FlatStep.of(step.lengths if step is not None else (), spans)
-        parts = [self._residents.pending] if self._residents.pending is not None and step is not None else []
-        parts += [mx.array(flat.tokens, dtype=mx.int32)] if flat.tokens else []
-        inputs = parts[0] if len(parts) == 1 else mx.concatenate(parts)
-        own = [(at, self._residents.own(span.row)) for at, span in zip(flat.spans, spans, strict=True)]
-        positions = mx.array(flat.positions, dtype=mx.int32)
-        caches = self._residents.batch.caches(step, positions, own, flat.padding)
-        told = self._residents.deltas(len(flat.positions))
-        wanted = [*range(len(self._residents.order)), *flat.ending.values()]
-        logits = logits_of(self._forward, self._split, inputs[:, None], caches, wanted, told)
+        logits = self._flat_logits(step, flat, spans)
         self._residents.advance()
         for span in spans:
             self._residents.rows[span.row].held = span.start + len(span.tokens)
@@ -262,6 +260,23 @@ class MlxRunner:
         if alone:
             logits = mx.concatenate([logits, *logits_alone])
         self._draws.launch(flight, [*self._residents.order, *flat.ending, *alone], logits)
+
+    def _flat_logits(self, step: DecodeStep | None, flat: FlatStep, spans: Sequence[Span]) -> mx.array:
+        """Of the decode rows, then of the prompts that end."""
+        told = self._residents.deltas(len(flat.positions))
+        parts = [self._residents.pending] if self._residents.pending is not None and step is not None else []
+        if step is not None and not spans and not told:
+            logits = self._compiled.logits(self._residents.batch, step, parts[0])
+            if logits is not None:
+                return logits
+        parts += [mx.array(flat.tokens, dtype=mx.int32)] if flat.tokens else []
+        inputs = parts[0] if len(parts) == 1 else mx.concatenate(parts)
+        own = [(at, self._residents.own(span.row)) for at, span in zip(flat.spans, spans, strict=True)]
+        caches = self._residents.batch.caches(
+            step, mx.array(flat.positions, dtype=mx.int32), own, flat.padding
+        )
+        wanted = [*range(len(self._residents.order)), *flat.ending.values()]
+        return logits_of(self._forward, self._split, inputs[:, None], caches, wanted, told)
 
     def _launch_apart(self, flight: Flight, decode: Sequence[int], spans: Sequence[Span]) -> None:
         """Chunks one request at a time, then all decoding rows, those whose prompt ends now included."""
@@ -382,7 +397,3 @@ class MlxRunner:
         self._steps += 1
         if idle or self._steps % TIDY_STEPS == 0:
             mx.clear_cache()
-
-
-def _nothing() -> None:
-    """Nobody waits for it."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mlx.core as mx
 
+from chairlift.engine.compiled import CompiledSteps
 from chairlift.engine.memory.device import buffers_limit
 from chairlift.engine.pages import PageStore
 from chairlift.engine.plan import RunnerStats
@@ -22,7 +23,7 @@ class Usage:
         self._buffers_limit = buffers_limit()
         self._peak = 0
 
-    def read(self, residents: Residents, pages: PageStore) -> RunnerStats:
+    def read(self, residents: Residents, pages: PageStore, compiled: CompiledSteps) -> RunnerStats:
         """As of now; MLX's own count of the most in use starts anew."""
         recent = mx.get_peak_memory()
         mx.reset_peak_memory()
@@ -38,4 +39,6 @@ class Usage:
             recent_peak_bytes=recent,
             buffers=self._weights + residents.buffers + pages.buffers,
             buffers_limit=self._buffers_limit,
+            step_compilations=compiled.compilations,
+            compiled_steps=compiled.computed,
         )

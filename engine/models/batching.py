@@ -77,7 +77,7 @@ def views_agree(model: nn.Module, vocab_size: int) -> bool:
 
 
 def _views_agree(model: nn.Module, vocab_size: int) -> bool:
-    prompt = _prompt(0, 40, vocab_size)[None]
+    prompt = some_tokens(0, 40, vocab_size)[None]
     logits = []
     for wrap in (list, prompt_views):
         caches = make_prompt_cache(model)
@@ -88,7 +88,7 @@ def _views_agree(model: nn.Module, vocab_size: int) -> bool:
         except Exception as error:
             log.info("this model's prompts pass over its own caches: %s", error)
             return False
-    return _distance(logits[1], logits[0]) <= TOLERANCE.get(logits[0].dtype, 1e-1)
+    return distance(logits[1], logits[0]) <= TOLERANCE.get(logits[0].dtype, 1e-1)
 
 
 def split_head(model: nn.Module, vocab_size: int) -> tuple[Body, Head] | None:
@@ -101,7 +101,7 @@ def split_head(model: nn.Module, vocab_size: int) -> tuple[Body, Head] | None:
         head = getattr(getattr(body, "embed_tokens", None), "as_linear", None)
     if not callable(head):
         return None
-    tokens = _prompt(0, 7, vocab_size)[None]
+    tokens = some_tokens(0, 7, vocab_size)[None]
     try:
         caches, own = make_prompt_cache(model), make_prompt_cache(model)
         equal = True
@@ -133,8 +133,8 @@ class Trial:
     ) -> None:
         self._model = model
         self._make_cache = make_cache
-        self._prompts = [_prompt(seed, length, vocab_size) for seed, length in enumerate(_LENGTHS)]
-        self._answers = [_prompt(10 + seed, _STEPS, vocab_size) for seed in range(len(_LENGTHS))]
+        self._prompts = [some_tokens(seed, length, vocab_size) for seed, length in enumerate(_LENGTHS)]
+        self._answers = [some_tokens(10 + seed, _STEPS, vocab_size) for seed in range(len(_LENGTHS))]
         self._solo = [self._run_solo(*pair) for pair in zip(self._prompts, self._answers, strict=True)]
         mx.eval(self._solo)
         rounding = TOLERANCE.get(self._solo[0].dtype, 1e-1)
@@ -156,7 +156,7 @@ class Trial:
             raise
         except Exception as error:
             return f"{type(error).__name__}: {error}"
-        worst = max(_distance(rows, solo) for rows, solo in zip(logits, self._solo, strict=True))
+        worst = max(distance(rows, solo) for rows, solo in zip(logits, self._solo, strict=True))
         if worst <= self._tolerance:
             return None
         return f"Logits differ from solo runs by {worst:.1e} of the largest."
@@ -173,7 +173,7 @@ class Trial:
         except Exception as error:
             log.info("this model takes no prompt in chunks: %s", error)
             return False
-        return _distance(logits, self._solo[index][0]) <= self._tolerance
+        return distance(logits, self._solo[index][0]) <= self._tolerance
 
     def _run_solo(self, prompt: mx.array, answer: mx.array) -> mx.array:
         """Logits `[_STEPS + 1, vocab]`: after the prompt, and after each token of a fixed answer."""
@@ -249,16 +249,16 @@ class Trial:
         return mx.stack(tokens)[:, None]
 
 
-def _distance(logits: mx.array, solo: mx.array) -> float:
+def distance(logits: mx.array, solo: mx.array) -> float:
     """Largest difference as a share of the largest logit; NaN is infinitely far, a token silenced in both
     is equal."""
     apart = mx.where(logits == solo, 0.0, mx.abs(logits - solo)).max()
     share = apart / mx.maximum(mx.where(mx.isinf(solo), 0.0, mx.abs(solo)).max(), 1e-6)
-    distance = float(cast(float, share.item()))
-    return distance if distance == distance else float("inf")
+    furthest = float(cast(float, share.item()))
+    return furthest if furthest == furthest else float("inf")
 
 
-def _prompt(seed: int, length: int, vocab_size: int) -> mx.array:
+def some_tokens(seed: int, length: int, vocab_size: int) -> mx.array:
     """Fixed token ids, spread over the vocabulary, its first ids (often special tokens) left out."""
     low = min(16, vocab_size // 4)
     ids = [low + (7919 * (seed + 1) + 104729 * place) % (vocab_size - low) for place in range(length)]

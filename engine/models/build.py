@@ -11,11 +11,13 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
 
+from chairlift.cache.device import on_cuda
 from chairlift.cache.prompt_view import prompt_views
 from chairlift.engine.batching import FLAT_STEPS, Batching
 from chairlift.engine.blas import FEW_TOKENS, find_blas, measured
 from chairlift.engine.chunks import Forward
 from chairlift.engine.models.batching import Finding, find_batching, split_head, views_agree
+from chairlift.engine.models.compiling import compiled_steps
 from chairlift.engine.models.image_prefix import Example, with_images
 from chairlift.engine.models.images import Eyes
 from chairlift.engine.models.prefix import find_pages
@@ -35,6 +37,7 @@ def make_runner(
     example: Example | None = None,
     kv_cache_dtype: str = AUTO,
     marks: Marks | None = None,
+    compiled: bool | None = None,
 ) -> tuple[Finding, MlxRunner]:
     """A runner over an mlx-lm model, or one called as such.
 
@@ -45,6 +48,8 @@ def make_runner(
             keeps none.
         kv_cache_dtype: of `KV_TYPES`.
         marks: tokens that sampling treats apart.
+        compiled: compile decode steps of a flat model without images, where that is right; None: on CUDA, the
+            only device on which it is known to pay.
 
     Raises:
         UnsupportedQuantization: the model's keys and values cannot be kept in that type.
@@ -68,6 +73,9 @@ def make_runner(
     pages = None if finding.whole_prompts else find_pages(model, vocab_size, make_cache)
     if pages is not None and pages.spec is not None and isinstance(sight, Eyes) and example is not None:
         pages.spec = with_images(pages.spec, model, sight, make_cache, example)
+    if compiled is None:
+        compiled = on_cuda()
+    compiles = compiled and finding.batching is Batching.FLAT and sight is None
     runner = MlxRunner(
         forward,
         make_cache,
@@ -79,6 +87,7 @@ def make_runner(
         pages=pages,
         weights=len(tree_flatten(model.parameters())),
         threads=None if blas is None else measured(blas, partial(_seconds_of_few, forward, make_cache)),
+        compiled=compiled_steps(forward, make_cache, vocab_size) if compiles else None,
     )
     return finding, runner
 

@@ -104,6 +104,8 @@ def _counts(stats: EngineStats) -> Iterator[Row]:
     yield "num_preemptions", "Rows preempted.", stats.preemptions
     yield "num_rows_lost", "Rows started again after a failed step.", stats.lost
     yield "wasted_tokens", "Tokens drawn ahead for rows that had ended.", stats.wasted_tokens
+    yield "step_compilations", "Times that a decode step was compiled.", stats.runner.step_compilations
+    yield "compiled_steps", "Decode steps that were computed as compiled.", stats.runner.compiled_steps
     misses = prefix.queried_tokens - prefix.hit_tokens
     yield "prefix_cache_queries", "Prompt tokens looked up among kept prefixes.", prefix.queried_tokens
     yield "prefix_cache_hits", "Prompt tokens taken over from kept prefixes.", prefix.hit_tokens
