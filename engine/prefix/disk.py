@@ -24,8 +24,8 @@ from pathlib import Path
 from queue import SimpleQueue
 
 from chairlift.engine.prefix.fetch import Fetch
-from chairlift.engine.prefix.files import SUFFIX, TEMPORARY, BadFile, read_page, write_page
-from chairlift.engine.prefix.folder import all_files, pages_of, unlink
+from chairlift.engine.prefix.files import SUFFIX, BadFile, read_page, write_page
+from chairlift.engine.prefix.folder import all_files, pages_of, unlink, unlink_unfinished
 from chairlift.engine.prefix.reading import Done, Reading
 from chairlift.engine.prefix.vocabulary import DiskStats, Page, PageData, ReadPage
 
@@ -42,8 +42,6 @@ AGE_PER_TOKEN = 0.01
 SHARE_BETWEEN_SCANS = 16
 """The folder is looked at again after so small a part of the limit has been written. As much is left free,
 for another process that does the same."""
-STALE_SECONDS = 3600.0
-"""After which a file that was never finished is nobody's any more."""
 TOUCH_SECONDS = 600.0
 """A page that memory has is marked as used so often at most."""
 MOST_NAMES = 200_000
@@ -124,15 +122,9 @@ class PrefixDisk:
 
     @property
     def stats(self) -> DiskStats:
-        return DiskStats(
-            self._limit,
-            self._used,
-            len(self._known),
-            self._reads,
-            self._writes,
-            self._skipped,
-            self._failures,
-        )
+        entries = len(self._known)
+        counts = self._reads, self._writes, self._skipped, self._failures
+        return DiskStats(self._limit, self._used, entries, *counts)
 
     # What is kept: called on the MLX thread (`PageSink`)
 
@@ -371,10 +363,7 @@ class PrefixDisk:
             self._outdated = False
         self._known = {digest for digest, _ in pages_of(self._folder)}
         self._count()
-        for path in self._root.glob(f"*/*/.*{TEMPORARY}"):
-            with suppress(OSError):
-                if self._clock() - path.stat().st_mtime > STALE_SECONDS:
-                    path.unlink()
+        unlink_unfinished(self._root, self._clock())
 
     def _discard(self, digests: Iterable[bytes]) -> None:
         for digest in digests:

@@ -9,7 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from chairlift.engine.prefix.chain import DIGEST_BYTES
-from chairlift.engine.prefix.files import SUFFIX
+from chairlift.engine.prefix.files import SUFFIX, TEMPORARY
+
+STALE_SECONDS = 3600.0
+"""After which a file that was never finished is nobody's any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,3 +61,11 @@ def unlink(path: Path) -> bool:
     except OSError:
         return False
     return True
+
+
+def unlink_unfinished(root: Path, now: float) -> None:
+    """Delete what those have left who were killed while they wrote."""
+    for path in root.glob(f"*/*/.*{TEMPORARY}"):
+        with suppress(OSError):
+            if now - path.stat().st_mtime > STALE_SECONDS:
+                path.unlink()
