@@ -24,6 +24,8 @@ PATIENCE = 30.0
 QUEUE_SHARE = 0.25
 """Of memory's bound may wait to be written: a long prompt whole, where computing it is faster. Memory has
 these pages anyway, unless it drops them meanwhile."""
+COPIES_SHARE = 0.5
+"""At most, where they are copies."""
 
 
 def require_disk(config: EngineConfig) -> None:
@@ -34,6 +36,20 @@ def require_disk(config: EngineConfig) -> None:
     """
     if config.prefix_cache_disk_bytes and (why := unwritable(_folder(config))) is not None:
         raise _unusable(config, why)
+
+
+def queue_bytes(loaded: LoadedModel, config: EngineConfig) -> int:
+    """Most bytes of pages that wait to be written; 0 where none are."""
+    kept = config.prefix_cache_bytes or 0
+    if not (config.prefix_cache_disk_bytes and kept) or loaded.identity is None:
+        return 0
+    queue = max(QUEUE_BYTES, int(kept * QUEUE_SHARE))
+    return min(queue, int(kept * COPIES_SHARE)) if copied(loaded) else queue
+
+
+def copied(loaded: LoadedModel) -> bool:
+    """What waits to be written is there twice (`chairlift.engine.offers`)."""
+    return loaded.device is not None and not loaded.device.shared
 
 
 async def open_disk(loaded: LoadedModel, config: EngineConfig) -> PrefixDisk | None:
@@ -51,7 +67,7 @@ async def open_disk(loaded: LoadedModel, config: EngineConfig) -> PrefixDisk | N
     folder = _folder(config)
     try:
         identity = await asyncio.to_thread(loaded.identity)
-        queue = max(QUEUE_BYTES, int(config.prefix_cache_bytes * QUEUE_SHARE))
+        queue = queue_bytes(loaded, config)
         disk = PrefixDisk(folder, identity, config.prefix_cache_disk_bytes, queue=queue)
         await asyncio.to_thread(disk.open)
     except OSError as error:

@@ -6,14 +6,16 @@ methods run on the MLX thread."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
-from functools import partial
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import mlx.core as mx
 
+from chairlift.cache.device import on_cuda
 from chairlift.cache.pages import PageFormat, State
-from chairlift.engine.prefix.vocabulary import Load, Page, PageData, PageSink, PrefixSpec, Restore, Save
+from chairlift.cache.transfer import transfer
+from chairlift.engine.offers import Offers
+from chairlift.engine.prefix.vocabulary import Load, Page, PageSink, PrefixSpec, Restore, Save
 from chairlift.engine.residents import Residents
 
 log = logging.getLogger(__name__)
@@ -25,14 +27,11 @@ class PageStore:
     def __init__(self, pages: PageFormat | None = None, spec: PrefixSpec | None = None) -> None:
         self.spec = spec
         self._pages_of = pages
-        self.nbytes = 0
-        """Of all that is kept."""
+        self._nbytes = 0
         self._pages: dict[int, mx.array] = {}
         self._states: dict[int, State] = {}
         self._spoiled: set[int] = set()
-        self._sink: PageSink | None = None
-        self._lent: dict[int, mx.array] = {}
-        """What the sink reads: arrays are destroyed on this thread, whoever is done with them last."""
+        self._offers: Offers | None = None
 
     @property
     def _format(self) -> PageFormat:
@@ -41,15 +40,24 @@ class PageStore:
         return self._pages_of
 
     @property
+    def nbytes(self) -> int:
+        """Of all that is kept, and of copies that the disk has not written yet."""
+        return self._nbytes + (self._offers.nbytes if self._offers is not None else 0)
+
+    @property
     def buffers(self) -> int:
-        """Arrays of all that is kept."""
-        return len(self._pages) + len(self._states)
+        """Arrays of the same."""
+        copies = self._offers.buffers if self._offers is not None else 0
+        return len(self._pages) + len(self._states) + copies
 
     def drop(self, ids: Iterable[int]) -> None:
-        for id in ids:
+        dropped = tuple(ids)
+        for id in dropped:
             page, state = self._pages.pop(id, None), self._states.pop(id, None)
-            self.nbytes -= (page.nbytes if page is not None else 0) + (state.data.nbytes if state else 0)
-        self._take_back()
+            self._nbytes -= (page.nbytes if page is not None else 0) + (state.data.nbytes if state else 0)
+        if self._offers is not None:
+            self._offers.withhold(dropped)
+            self._offers.take_back()
 
     def save(self, save: Save, residents: Residents) -> list[mx.array]:
         """Keep copies of a row's state. Returns the new arrays, to evaluate; where it fails, the pages
@@ -65,7 +73,7 @@ class PageStore:
         if save.row not in residents.rows:
             self.spoil(save)
             return []
-        new: list[mx.array] = []
+        new: list[tuple[Page, mx.array]] = []
         if save.pages:
             start, last = save.pages[0].start, save.pages[-1]
             planes = residents.planes(save.row, self._format, start, last.start + last.tokens)
@@ -73,32 +81,35 @@ class PageStore:
             packed = self._format.pack_many(planes, parts)
             for page, data in zip(save.pages, packed, strict=True):
                 self._put(page, data)
-                new.append(data)
+                new.append((page, data))
         if save.checkpoint is not None:
             held = residents.rows[save.row].held
             if held != save.checkpoint.start:
                 raise ValueError(f"The row holds {held} tokens, not {save.checkpoint.start}.")
             state = self._format.pack_state(residents.states(save.row, self._format))
             self._put(save.checkpoint, state)
-            new.append(state.data)
-        return new
+            new.append((save.checkpoint, state.data))
+        copies = self._offers.copy(new) if self._offers is not None else []
+        return [*(data for _, data in new), *copies]
 
     def _put(self, page: Page, kept: mx.array | State) -> None:
         if isinstance(kept, State):
             self._states[page.id] = kept
-            self.nbytes += kept.data.nbytes
+            self._nbytes += kept.data.nbytes
         else:
             self._pages[page.id] = kept
-            self.nbytes += kept.nbytes
+            self._nbytes += kept.nbytes
 
     def load(self, loads: Iterable[Load]) -> None:
         """Keep what comes from outside; where it is not what it should be, it counts as spoiled."""
-        for load in loads:
-            page, given = load.page, load.data
+        came = tuple(loads)
+        for load, data in zip(came, _arrays_of([load.data.data for load in came]), strict=True):
+            page = load.page
             try:
-                data = _bytes_of(given.data)
+                if data is None:
+                    raise ValueError("It could not be made an array.")
                 if not page.tokens:
-                    self._put(page, self._format.state_of(data, given.shapes))
+                    self._put(page, self._format.state_of(data, load.data.shapes))
                 elif data.shape == (self._format.page_bytes(page.tokens),):
                     self._put(page, data)
                 else:
@@ -109,30 +120,25 @@ class PageStore:
 
     def spill(self, sink: PageSink) -> None:
         """From now on, offer what is kept to `sink`."""
-        self._sink = sink
+        self._offers = Offers(sink, apart=on_cuda(), transfer=transfer())
 
     def landed(self, saves: Iterable[Save]) -> None:
         """These are computed. What is still kept of them can be offered."""
-        if self._sink is None:
+        if self._offers is None:
             return
-        self._take_back()
+        self._offers.take_back()
         for save in saves:
             for page in save.pages:
-                self._offer(page, self._pages.get(page.id), "")
+                if (data := self._pages.get(page.id)) is not None:
+                    self._offers.offer(page, data, "")
             if save.checkpoint is not None and (state := self._states.get(save.checkpoint.id)) is not None:
-                self._offer(save.checkpoint, state.data, state.described)
+                self._offers.offer(save.checkpoint, state.data, state.described)
 
-    def _take_back(self) -> None:
-        for id in self._sink.returned() if self._sink is not None else ():
-            self._lent.pop(id, None)
-
-    def _offer(self, page: Page, data: mx.array | None, shapes: str) -> None:
-        assert self._sink is not None
-        if data is None or not page.digest or not self._sink.wants(page, data.nbytes):
-            return
-        self._lent[page.id] = data
-        view = memoryview(data)  # type: ignore[arg-type]
-        self._sink.offer(page, data.nbytes, partial(PageData, view, shapes))
+    def withhold(self, *saves: Save) -> None:
+        """These are not to be offered: their row went wrong."""
+        pages = (page for save in saves for page in (*save.pages, save.checkpoint))
+        if self._offers is not None:
+            self._offers.withhold(page.id for page in pages if page is not None)
 
     def restore(self, restore: Restore, room: int = 0) -> list[Any]:
         """Caches of one request that begins with these pages, with room for so many tokens.
@@ -179,10 +185,24 @@ class PageStore:
     def clear(self) -> None:
         self._pages.clear()
         self._states.clear()
-        self._lent.clear()
-        self.nbytes = 0
+        if self._offers is not None:
+            self._offers.clear()
+        self._nbytes = 0
 
 
-def _bytes_of(data: memoryview) -> mx.array:
-    """uint8 `[bytes]`. Not with the type said: each number would be converted, seven times as slow."""
-    return mx.array(data.cast("B")) if data.nbytes else mx.zeros((0,), dtype=mx.uint8)  # type: ignore[arg-type]
+def _arrays_of(parts: Sequence[memoryview]) -> list[mx.array | None]:
+    """uint8 `[bytes]` each; None for one that cannot be made."""
+    if (way := transfer()) is not None:
+        try:
+            return [*way.filled(parts)]
+        except Exception as error:
+            log.warning("pages from the disk take the slow way to the device: %s", error)
+    return [*map(_array_of, parts)]
+
+
+def _array_of(data: memoryview) -> mx.array | None:
+    """Not with the type said: each number would be converted, seven times as slow."""
+    try:
+        return mx.array(data.cast("B")) if data.nbytes else mx.zeros((0,), dtype=mx.uint8)  # type: ignore[arg-type]
+    except Exception:
+        return None

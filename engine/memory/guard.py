@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 
 from chairlift.engine.config import EngineConfig
+from chairlift.engine.disk import copied, queue_bytes
 from chairlift.engine.errors import ModelUnavailable
 from chairlift.engine.memory.budget import Account, Budget, Kind, Reservation
 from chairlift.engine.memory.rows import RowMemory
@@ -82,6 +83,8 @@ class MemoryGuard:
     _account: Account | None = None
     _weights: Reservation | None = None
     _headroom: Reservation | None = None
+    _copies: Reservation | None = None
+    """Pages on their way to the disk."""
     _process: Reservation | None = None
     _index: PrefixIndex | None = None
     _seen: RunnerStats | None = None
@@ -125,17 +128,22 @@ class MemoryGuard:
             budget = Budget(total)
         guard = cls(budget=budget, device=device, _index=index)
         guard._reserve(info, config.max_num_seqs, weights)
+        if copied(loaded):
+            guard._copies = budget.hold(Kind.HEADROOM, info.name)
+            guard._copies.claim(queue_bytes(loaded, config))
         account = budget.account(info.name, lambda size: guard._shrink(size, wake), wake)
         guard._account = account
         sizes = replace(sizes, chunk=config.max_num_batched_tokens or info.step_tokens)
         guard.rows = RowMemory(sizes, account, index)
         if account.most < sizes.alone(1, 1):  # what others' rows hold comes free
             steps = guard._headroom.size if guard._headroom is not None else 0
+            copies = guard._copies.size if guard._copies is not None else 0
+            waiting = f"{size(copies)} of pages on their way to the disk may wait, " if copies else ""
             guard.close()
             raise ModelUnavailable(
                 f"{info.name} does not fit into {size(budget.total)} of memory (--memory-limit): "
                 f"its weights take {size(info.weight_bytes)}, steps {size(steps)}, "
-                f"and the process {size(budget.used(Kind.PROCESS))}."
+                f"{waiting}and the process {size(budget.used(Kind.PROCESS))}."
             )
         return guard
 
@@ -238,7 +246,7 @@ class MemoryGuard:
 
     def close(self) -> None:
         """The model is gone. Idempotent."""
-        for reservation in (self._weights, self._headroom):
+        for reservation in (self._weights, self._headroom, self._copies):
             if reservation is not None:
                 reservation.release()
         if self._account is not None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 
 from chairlift.engine.config import EngineConfig
+from chairlift.engine.disk import queue_bytes
 from chairlift.engine.errors import ModelUnavailable
 from chairlift.engine.memory.budget import Budget, Kind
 from chairlift.engine.memory.guard import READINGS, STEADY, MemoryGuard
@@ -149,3 +150,28 @@ def test_kept_pages_go_before_there_are_too_many_buffers(limit: int | None) -> N
     assert index.used == 800 and one.reactions == 1
     one.observe(RunnerStats(buffers=450_000))
     assert index.used == 800
+
+
+@pytest.mark.parametrize(
+    ("shared", "disk", "queue", "little", "set_apart"),
+    [(False, 10, 4 * GB, GB // 2, 4 * GB), (False, 0, 0, 0, 0), (True, 10, 4 * GB, 2**30, 0)],
+)
+def test_copies_on_their_way_to_the_disk_are_set_apart(
+    shared: bool, disk: int, queue: int, little: int, set_apart: int
+) -> None:
+    """A device of its own has them twice, for as long as they wait; what may wait is as much."""
+    device = FakeMachine() if shared else FakeDevice()
+    loaded = fake_model(states=StateSizes(1000), device=device, weight_bytes=GB)()
+    config = EngineConfig(prefix_cache_bytes=16 * GB, prefix_cache_disk_bytes=disk * GB)
+    assert queue_bytes(loaded, config) == queue
+    assert queue_bytes(loaded, replace(config, prefix_cache_bytes=GB)) == little
+    reserved = []
+    for each in (config, EngineConfig()):
+        budget = Budget(40 * GB)
+        one = MemoryGuard.of(loaded, each, None, budget=budget, weights=None, wake=lambda: None)
+        reserved.append(budget.used(Kind.HEADROOM))
+        one.close()
+        assert budget.used(Kind.HEADROOM) == 0
+    assert reserved[0] - reserved[1] == set_apart
+    with pytest.raises(ModelUnavailable, match="4 GB of pages on their way" if set_apart else "does not fit"):
+        MemoryGuard.of(loaded, config, None, budget=Budget(GB), weights=None, wake=lambda: None)
