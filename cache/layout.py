@@ -124,10 +124,12 @@ class CohortLayout:
                 raise ValueError(f"Row {row} cannot hold {length} tokens.")
             seen.add(row)
         touched: dict[int, tuple[int, int]] = {}
+        shortest: dict[int, int] = {}
         for row, length in joining:
-            cohort = self._choose(length)
+            cohort = self._choose(length, shortest)
             touched.setdefault(cohort.key, (len(cohort.slots), cohort.capacity))
             self._seat(cohort, row, length)
+            shortest[cohort.key] = min(length, shortest.get(cohort.key, length))
         return [action for key, before in touched.items() for action in self._grown(key, before)]
 
     def leave(self, row: int) -> list[Action]:
@@ -177,14 +179,20 @@ class CohortLayout:
         for row in rows:
             self.lengths[row] += 1
 
-    def _choose(self, length: int) -> Cohort:
-        """The cohort for a row of `length`: one with room, else one that may grow, else a new one."""
+    def _choose(self, length: int, shortest: dict[int, int]) -> Cohort:
+        """The cohort for a row of `length`: one with room, else one that may grow, else a new one.
+
+        Args:
+            shortest: length of each cohort's shortest row, as far as it is known; more is learnt here.
+        """
         need = length + 1
         best: tuple[int, int, Cohort] | None = None
         for cohort in self.cohorts.values():
             capacity = max(cohort.capacity, round_up(need))
-            shortest = min([need, *(self.lengths[row] + 1 for row in cohort.rows)])
-            if not self.single and capacity > max(self.floor, RATIO * shortest):
+            if cohort.key not in shortest:
+                shortest[cohort.key] = min((self.lengths[row] for row in cohort.rows), default=length)
+            least = min(length, shortest[cohort.key]) + 1
+            if not self.single and capacity > max(self.floor, RATIO * least):
                 continue
             copies = capacity > cohort.capacity or not cohort.free
             rank = (int(copies), capacity - need)
@@ -247,7 +255,7 @@ class CohortLayout:
         old = self.cohorts[place.cohort]
         old.slots[place.slot] = None
         del self.places[row]
-        cohort = self._choose(length)
+        cohort = self._choose(length, {})
         before = (len(cohort.slots), cohort.capacity)
         self._seat(cohort, row, length)
         target = self.places[row]
@@ -259,6 +267,11 @@ class CohortLayout:
         elif len(old.rows) * 2 <= len(old.slots):
             actions.append(self._pack(old))
         return actions
+
+
+def most_room(length: int, floor: int) -> int:
+    """Most tokens that a cohort, not a single one, has room for where a row of this length is in it."""
+    return grown(round_up(max(floor, int(RATIO * (length + 1)))))
 
 
 def grown(capacity: int) -> int:

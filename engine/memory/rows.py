@@ -15,15 +15,12 @@ from dataclasses import dataclass
 
 from chairlift.engine.errors import MemoryExceeded
 from chairlift.engine.memory.budget import Account
+from chairlift.engine.memory.holdings import SLICE, apart, extra_of, holding, name_of, spare_of
 from chairlift.engine.memory.states import Holding, RowStates, StateSizes
 from chairlift.engine.prefix.index import PrefixIndex
 from chairlift.engine.request import Request
 from chairlift.engine.row import Row, RowState
 
-SLICE = 64
-"""Tokens that every row is to have room for when another is admitted; twice as many each time that one had to
-give its state up."""
-MOST_DOUBLINGS = 5
 MOST_REFUSED = 4
 """Rows that are looked at behind one that has to wait for memory, in one plan."""
 MAX_OVERTAKEN = 8
@@ -71,6 +68,8 @@ class RowMemory:
         """States after the coming plan, as far as it is made."""
         self._twice = 0  # bytes that its step copies
         self._need = 0  # most bytes of it, until all that prefill have joined
+        self._stale = False  # rows have been added to the trial since
+        self._most: int | None = None  # bytes that its rows could take at most; None: not yet counted
         self._live: list[Row] = []
         self._line: list[Row] = []
         self._refused: list[Row] = []
@@ -113,12 +112,12 @@ class RowMemory:
         if self.sizes is None or self._account is None:
             return answer
         prompt = len(request.prompt_token_ids)
-        free = max(0, self._account.most - _extra(self.sizes, request))
+        free = max(0, self._account.most - extra_of(self.sizes, request))
         fits = self.sizes.most_alone(prompt, free, prompt + answer - 1) - prompt + 1
         if fits < 1 or (asked is not None and fits < answer):
             raise MemoryExceeded(
                 "prompt" if fits < 1 else "max_tokens",
-                needed=self.sizes.alone(prompt, prompt + answer - 1) + _extra(self.sizes, request),
+                needed=self.sizes.alone(prompt, prompt + answer - 1) + extra_of(self.sizes, request),
                 available=self._account.most,
                 prompt=prompt,
                 answer=answer,
@@ -137,7 +136,7 @@ class RowMemory:
         self._blocked_at = None
         if self.sizes is not None and self._account is not None:
             prompt = len(row.request.prompt_token_ids)
-            need = self.sizes.alone(prompt, prompt + row.limit - 1) + _extra(self.sizes, row.request)
+            need = self.sizes.alone(prompt, prompt + row.limit - 1) + extra_of(self.sizes, row.request)
             self._needs[row.arrival] = need
             self._account.least = max(self._account.least, need)
 
@@ -162,6 +161,7 @@ class RowMemory:
             prefilling: rows whose prompt is not all launched. The states of all others go with this plan.
         """
         self._line, self._refused, self._blocked_at = [], [], None
+        self._stale, self._most = False, None
         if self._account is None:
             return []
         rows = sorted((*decode, *prefilling), key=lambda row: row.arrival)
@@ -226,23 +226,49 @@ class RowMemory:
         older = self._account.yields
         if older is not None and older < row.timing.queued:
             return False
+        rows = [*self._live, *self._line, row]
+        if self._trial is self._states:
+            self._trial = self._states.copy()
+        if (most := self._most_with(row)) is not None and most <= self._room(len(rows)):
+            self._trial.admit(name_of(row), holding(self.sizes, row))
+            self._most, self._stale = most, True
+            self._line.append(row)
+            self._waited.discard(row.arrival)
+            return True
         trial = self._trial.copy()
-        trial.admit(_name(row), holding(self.sizes, row))
-        joined, twice = trial.joined()
-        need = max(trial.nbytes + self._twice, joined.nbytes + twice)
+        trial.admit(name_of(row), holding(self.sizes, row))
+        need, joined = self._needs_of(trial)
         if alone:
             # It was accepted because it fits: where nobody else holds anything, it begins.
             if need > self._account.room and self._account.others:
                 return False
         else:
-            rows = [*self._live, *self._line, row]
-            spare = {_name(each): _spare(each) for each in rows}
+            spare = {name_of(each): spare_of(each) for each in rows}
             if need + joined.slack(spare) > self._room(len(rows)):
                 return False
-        self._trial, self._need = trial, need
+        self._trial, self._need, self._stale, self._most = trial, need, False, most
         self._line.append(row)
         self._waited.discard(row.arrival)
         return True
+
+    def _needs_of(self, trial: RowStates) -> tuple[int, RowStates]:
+        """Most bytes of a plan after which states are as in `trial`; and those once all have joined."""
+        joined, twice = trial.joined()
+        return max(trial.nbytes + self._twice, joined.nbytes + twice), joined
+
+    def _most_with(self, row: Row) -> int | None:
+        """Bytes that all rows and this one could take at most, however they join; None where that is not
+        known. To try it out for each of many that wait takes long, and mostly there is room anyway."""
+        sizes = self._trial.sizes
+        if not sizes.shared or sizes.single or row.preempted:
+            return None
+        if self._most is None:
+            if any(each.preempted for each in self._live):
+                return None
+            self._most = sum(self._trial.most(each, SLICE) for each in self._trial.rows)
+        trial = RowStates(sizes)
+        trial.admit(0, holding(sizes, row))
+        return self._most + trial.most(0, SLICE)
 
     def reserve(
         self,
@@ -260,6 +286,8 @@ class RowMemory:
         """
         if self._account is None:
             return
+        if self._stale:
+            self._need, _ = self._needs_of(self._trial)
         if ending := [row for row, tokens in grants if tokens >= row.remaining and self._early(row)]:
             need, rows = self._joined_now(new, ending, decode, live), len(self._live) + len(self._line)
             if rows <= 1 or need <= self._room(rows):
@@ -302,18 +330,18 @@ class RowMemory:
 
     def _early(self, row: Row) -> bool:
         """It joins in the step in which its prompt ends."""
-        return self._states.sizes.early or _apart(row.request)
+        return self._states.sizes.early or apart(row.request)
 
     def _joined_now(
         self, new: Sequence[Row], ending: Sequence[Row], decode: Sequence[int], live: Sequence[int]
     ) -> int:
         """Bytes of the coming step if the prompts of `ending` end in it."""
         trial, admitted = self._states.copy(), self._holdings(new)
-        twice = trial.carry_out(admitted, decode, [_name(row) for row in ending], {*live, *admitted})
+        twice = trial.carry_out(admitted, decode, [name_of(row) for row in ending], {*live, *admitted})
         return trial.nbytes + twice
 
     def _holdings(self, admitted: Sequence[Row]) -> dict[int, Holding]:
-        return {_name(row): holding(self._states.sizes, row) for row in admitted}
+        return {name_of(row): holding(self._states.sizes, row) for row in admitted}
 
     def launched(
         self, admitted: Sequence[Row], decode: Sequence[int], ending: Sequence[int], live: Collection[int]
@@ -357,34 +385,3 @@ class RowMemory:
         if self.sizes is None or not self.sizes.shared:
             return 0
         return self._states.room_for(holding(self.sizes, row))
-
-
-def holding(sizes: StateSizes, row: Row) -> Holding:
-    """What a row's state is when it is admitted now."""
-    tokens = len(row.request.prompt_token_ids) + row.drawn
-    return Holding(tokens, _extra(sizes, row.request), _apart(row.request))
-
-
-def _apart(request: Request) -> bool:
-    """Its prompt is not computed with those of others."""
-    return request.media is not None or request.sampling.prompt_logprobs is not None
-
-
-def _extra(sizes: StateSizes, request: Request) -> int:
-    """Bytes of a row beside its caches."""
-    extra = sizes.counting_bytes if request.sampling.counts_tokens else 0
-    if (media := request.media) is not None:
-        extra += sum(media.tokens) * sizes.image_bytes
-        extra += sum(int(getattr(array, "nbytes", 0)) for array in media.inputs.values())
-    return extra
-
-
-def _name(row: Row) -> int:
-    """Of a row in a trial: its own, or one that no row has."""
-    return row.id if row.id is not None else -1 - row.arrival
-
-
-def _spare(row: Row) -> int:
-    """Tokens that a row is to have room for when another is admitted."""
-    left = row.limit - row.launched
-    return min(left, SLICE << min(row.preempted, MOST_DOUBLINGS))

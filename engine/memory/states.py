@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from chairlift.cache.layout import FLOOR, STEP, CohortLayout, grown, round_up
+from chairlift.cache.layout import FLOOR, STEP, CohortLayout, grown, most_room, round_up
 
 OWN_STEP = 256
 """Tokens in which caches of rows that never share a block grow, from whatever they began with."""
@@ -250,6 +250,15 @@ class RowStates:
             capacity = max(cohort.capacity, round_up(longest + 1))
             more += sizes.slots(slots, capacity) - sizes.slots(slots, cohort.capacity)
         return more
+
+    def most(self, row: int, spare: int) -> int:
+        """Bytes that a row accounts for at most, whatever cohort of several it is in or joins, with what is
+        there twice when it joins, and room for `spare` tokens more. For rows that share cohorts."""
+        sizes, held = self.sizes, self.rows[row]
+        length = self.layout.lengths.get(row, held.tokens)
+        capacity = round_up(most_room(length, sizes.floor) + spare + 1)
+        own = sizes.own(self.room_for(held))
+        return 2 * (sizes.slots(1, capacity) + own) + held.extra + sizes.row_bytes
 
     def _early(self, holding: Holding) -> bool:
         return self.sizes.early or holding.apart

@@ -13,7 +13,8 @@ from chairlift.cache.layout import STEP, round_up
 from chairlift.engine.errors import MemoryExceeded
 from chairlift.engine.media import PreparedMedia
 from chairlift.engine.memory.budget import Budget, Kind, Reservation
-from chairlift.engine.memory.rows import MAX_OVERTAKEN, RowMemory, holding
+from chairlift.engine.memory.holdings import holding
+from chairlift.engine.memory.rows import MAX_OVERTAKEN, RowMemory
 from chairlift.engine.memory.states import StateSizes
 from chairlift.engine.plan import StepPlan
 from chairlift.engine.prefix.index import PrefixIndex
@@ -149,6 +150,38 @@ def test_everyone_who_fits_alone_finishes_within_the_budget(
     assert served.driver.runner.violations == []
     assert served.memory.states.nbytes == served.memory.used == 0
     assert served.budget.accounts[0].least == 0 and served.budget.accounts[0].waiting_since is None
+
+
+@settings(deadline=None, max_examples=60)
+@given(name=st.sampled_from(sorted(SIZES)), rows=requests, room=st.floats(1, 30), arriving=st.integers(1, 14))
+def test_rows_admitted_since_there_is_plenty_are_those_that_fit(
+    name: str, rows: list[tuple[int, int, int]], room: float, arriving: int
+) -> None:
+    """The same plans and the same numbers as if each were tried out."""
+    sizes = SIZES[name]
+    largest = max(sizes.alone(prompt, prompt + tokens - 1) for prompt, tokens, _ in rows)
+    quick, slow = (Served(sizes, int(largest * room), seqs=12) for _ in range(2))
+    slow.memory._most_with = lambda row: None  # type: ignore[method-assign]
+    waiting = list(rows)
+    while waiting or quick.driver.scheduler.busy:
+        for prompt, tokens, priority in waiting[:arriving]:
+            for served in (quick, slow):
+                served.driver.add(prompt, tokens, priority=priority, seed=prompt)
+        waiting = waiting[arriving:]
+        assert quick.step() == slow.step()
+        assert quick.memory.used == slow.memory.used
+
+
+def test_plenty_is_seen_without_trying_each_row_out() -> None:
+    sizes = SIZES["flat"]
+    served = Served(sizes, 10**9, seqs=200)
+    tried: list[int] = []
+    needs_of = served.memory._needs_of
+    served.memory._needs_of = lambda trial: (tried.append(1), needs_of(trial))[1]  # type: ignore[method-assign]
+    for seed in range(150):
+        served.driver.add(40, 3, seed=seed)
+    served.step()
+    assert served.driver.scheduler.waiting == 143 and len(tried) == 1
 
 
 @settings(deadline=None, max_examples=12)
