@@ -192,7 +192,7 @@ class PageStore:
 
 def _arrays_of(parts: Sequence[memoryview]) -> list[mx.array | None]:
     """uint8 `[bytes]` each; None for one that cannot be made."""
-    if (way := transfer()) is not None:
+    if parts and (way := transfer()) is not None:
         try:
             return [*way.filled(parts)]
         except Exception as error:

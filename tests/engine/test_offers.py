@@ -259,3 +259,9 @@ def test_pages_that_the_driver_cannot_copy_are_loaded_all_the_same(
     again = server.add([*PROMPT, *words(7, 20)])
     server.finish()
     assert Refusing.asked and again.cached >= 128 and server.wrong(name) == []
+
+
+def test_who_loads_nothing_needs_no_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every plan loads, most of them nothing; finding the way takes a compilation."""
+    monkeypatch.setattr(pages_module, "transfer", lambda: pytest.fail("looked for"))
+    PageStore().load([])
