@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 
 from chairlift.engine.memory.rows import MAX_OVERTAKEN, RowMemory
-from chairlift.engine.prefix.prefixes import Prefixes
+from chairlift.engine.prefix.prefixes import Computing, Prefixes
 from chairlift.engine.row import Row, RowState
 
 RETRY_AFTER = (1.0, 60.0)
@@ -42,11 +42,11 @@ def next_in_line(
         first = overdue or row.preempted > 0
         return not row.preempted, not overdue, 0 if first else row.request.priority, row.arrival
 
-    computing = list(prefilling)
+    computing = Computing(prefilling)
     line: list[Row] = []
     for row in sorted(waiting, key=order) if seats > 0 else ():
         if not prefixes.waits(row, computing) and memory.admits(row):
-            computing.append(row)
+            computing.add(row)
             line.append(row)
             if len(line) == seats:
                 break

@@ -67,10 +67,16 @@ class Chain:
             self._digests.append(digest(parent, self.tokens[start : start + self.block]))
         return self._digests[:blocks]
 
+    @property
+    def beginning(self) -> bytes | None:
+        """The digest of the first block; None where it is not full. Chains of one model that share any block
+        share this."""
+        return self._digests[0] if self._digests else next(iter(self.digests(1)), None)
+
     def shared_blocks(self, other: Chain) -> int:
         """Full blocks that both begin with."""
         most = min(len(self.tokens), len(other.tokens)) // self.block
-        if self.root != other.root or self.block != other.block:
+        if self.root != other.root or self.block != other.block or self.beginning != other.beginning:
             return 0
         mine, theirs = self.digests(most), other.digests(most)
         return bisect(most, lambda blocks: mine[blocks - 1] == theirs[blocks - 1])

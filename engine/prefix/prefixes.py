@@ -5,7 +5,7 @@ Without an index nothing is kept, nothing is found and nobody waits.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from chairlift.engine.prefix.chain import root_digest
 from chairlift.engine.prefix.fetch import Catalogue, Fetch
@@ -16,6 +16,24 @@ from chairlift.engine.prefix.vocabulary import Load, Page, PageData, PrefixStats
 from chairlift.engine.prefix.waiting import FetchingRows
 from chairlift.engine.request import Request
 from chairlift.engine.row import Row, RowState
+
+
+class Computing:
+    """Rows that prefill, by how their prompts begin: a queue is held against them row by row."""
+
+    def __init__(self, rows: Iterable[Row]) -> None:
+        self._rows: dict[bytes, list[Row]] = {}
+        for row in rows:
+            self.add(row)
+
+    def add(self, row: Row) -> None:
+        if row.prefix is not None and (beginning := row.prefix.beginning) is not None:
+            self._rows.setdefault(beginning, []).append(row)
+
+    def beside(self, row: Row) -> Sequence[Row]:
+        """Those that have a block in common with the row."""
+        beginning = row.prefix.beginning if row.prefix is not None else None
+        return self._rows.get(beginning, ()) if beginning is not None else ()
 
 
 class Prefixes:
@@ -60,12 +78,12 @@ class Prefixes:
             return None
         return RowPrefix(self.index, root_digest(self.identity, request.cache_salt), prompt)
 
-    def waits(self, row: Row, computing: Iterable[Row]) -> bool:
+    def waits(self, row: Row, computing: Computing) -> bool:
         """Whether the row had better wait: for what one of the others is computing, or for the disk, whose
         fetch begins here."""
         if row.prefix is None:
             return False
-        for other in computing:
+        for other in computing.beside(row):
             if other.prefix is not None and row.prefix.awaits(other.prefix, other.prefilled):
                 return True
         return self._fetching is not None and self._fetching.holds(row)

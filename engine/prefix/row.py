@@ -40,6 +40,11 @@ class RowPrefix:
         """Tokens of the row that are kept now. At least one is left to compute."""
         return self._find().tokens
 
+    @property
+    def beginning(self) -> bytes | None:
+        """The same for all rows that share a block of their prompts; None for one without a block."""
+        return self._chain.beginning
+
     def awaits(self, other: RowPrefix, computed: int) -> bool:
         """Whether `other`, a row in prefill that has launched `computed` tokens, is about to leave more of
         this row's prefix than there is now."""

@@ -46,6 +46,15 @@ def test_digests_name_everything_before() -> None:
     assert root_digest("a", "b") != root_digest("ab") != root_digest("", "ab")
 
 
+def test_prompts_that_differ_at_once_are_not_digested_further() -> None:
+    first, second = (Chain(ROOT, 4, [own, *range(4000)]) for own in (1, 2))
+    assert first.beginning == digest(ROOT, [1, 0, 1, 2])
+    assert first.shared_blocks(second) == 0
+    assert len(first._digests) == len(second._digests) == 1
+    assert Chain(ROOT, 4, [1, 0, 1]).beginning is None
+    assert Chain(root_digest("other"), 4, first.tokens).beginning != first.beginning
+
+
 @given(first=tokens, second=tokens)
 def test_shared_blocks_are_those_that_agree(first: list[int], second: list[int]) -> None:
     expected = common(first, second) // 4
