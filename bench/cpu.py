@@ -1,7 +1,7 @@
 """What Chairlift does for a CPU, each against how it is without: `python bench/cpu.py`.
 
 - attention without exponentials against MLX's own, one layer of the embedded model's heads
-- a forward of few tokens with the model's weights as they come and laid out by columns
+- a forward of few tokens with the model's weights as they come, laid out by columns, and in blocks of columns
 - the same by threads of the matrix products, alone and while another process wants a core
 
 The first two are processor time with one thread; all are the best of several tries, taken in turns.
@@ -24,6 +24,7 @@ from results import publish, table, writing_arguments
 
 from chairlift.cache.cpu_attention import cpu_attention
 from chairlift.engine.blas import Blas, find_blas
+from chairlift.engine.models.blocks import keep_blocks
 from chairlift.engine.models.loader import cast_weights, open_model
 from chairlift.engine.models.resolve import resolve_model
 from chairlift.engine.models.strides import lay_out_for_cpu
@@ -77,8 +78,8 @@ def forward(model: Any, tokens: int) -> mx.array:
 def weights(models: Mapping[str, Any], rounds: int) -> Iterator[list[str]]:
     for tokens in TOKENS:
         calls = {name: partial(forward, model, tokens) for name, model in models.items()}
-        rows, columns = best(calls, rounds, time.process_time).values()
-        yield [str(tokens), f"{rows:.0f}", f"{columns:.0f}", f"{rows / columns:.2f}"]
+        rows, columns, blocks = best(calls, rounds, time.process_time).values()
+        yield [str(tokens), *(f"{each:.0f}" for each in (rows, columns, blocks)), f"{rows / blocks:.2f}"]
 
 
 def threads(blas: Blas, model: Any, rounds: int) -> Iterator[list[str]]:
@@ -107,10 +108,11 @@ def section(arguments: argparse.Namespace) -> str:
     blas = find_blas()
     source = resolve_model(None)
     models = {}
-    for name in ("rows", "columns"):
+    for name in ("rows", "columns", "blocks"):
         models[name], config = open_model(source.folder, source.served_name)
         cast_weights(models[name], None)
     lay_out_for_cpu(models["columns"], config["vocab_size"])
+    keep_blocks(models["blocks"], config["vocab_size"])
     for model in models.values():
         mx.eval(model.parameters())
     if blas is not None:
@@ -121,12 +123,15 @@ def section(arguments: argparse.Namespace) -> str:
         f"Attention of one layer, {HEADS} query heads of {DIM} over {KV_HEADS}, float32, ms of one core.",
         table(("", "MLX", "without exponentials", "ratio"), list(attention(arguments.rounds))),
         "A forward of the embedded model in float32, ms of one core, by how its weights lie.",
-        table(("tokens", "by rows", "by columns", "ratio"), list(weights(models, arguments.rounds))),
+        table(
+            ("tokens", "by rows", "by columns", "in blocks", "rows / blocks"),
+            list(weights(models, arguments.rounds)),
+        ),
     ]
     if blas is not None:
-        rows = list(threads(blas, models["columns"], arguments.rounds))
+        rows = list(threads(blas, models["rows"], arguments.rounds))
         parts += [
-            f"A forward of {FEW} tokens by threads of OpenBLAS, ms by the clock.",
+            f"A forward of {FEW} tokens by threads of OpenBLAS, weights by rows, ms by the clock.",
             table(("threads", "alone", "beside a busy process"), rows),
         ]
     return "\n\n".join(parts)

@@ -126,6 +126,7 @@ def generation_factory(options: ModelOptions, source: ModelSource) -> Callable[[
         max_model_len=options.max_model_len,
         kv_cache_dtype=options.kv_cache_dtype,
         chat_template=options.chat_template,
+        memory_limit=options.engine.memory_limit_bytes,
     )
 
 

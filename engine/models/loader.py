@@ -20,6 +20,7 @@ from chairlift.cache.quantized import UnsupportedQuantization
 from chairlift.engine.constraints import Compiler
 from chairlift.engine.errors import ModelUnavailable
 from chairlift.engine.memory.device import MlxDevice
+from chairlift.engine.models.blocks import block_if_faster
 from chairlift.engine.models.build import make_runner
 from chairlift.engine.models.identity import IMAGE_PACKAGES, model_identity, versions
 from chairlift.engine.models.image_prefix import example_of
@@ -48,6 +49,7 @@ def load_model(
     max_model_len: int | None = None,
     kv_cache_dtype: str = AUTO,
     chat_template: Path | None = None,
+    memory_limit: int | None = None,
 ) -> LoadedModel:
     """Load a model folder in mlx-lm's format.
 
@@ -59,6 +61,7 @@ def load_model(
         max_model_len: tokens of prompt and answer together, at most the model's own context.
         kv_cache_dtype: "auto", "int8" or "int4" (docs/kv-cache.md).
         chat_template: a file of Jinja in place of the model's own.
+        memory_limit: bytes that the process may use; None: what the device has for it.
 
     Raises:
         ModelUnavailable: the folder cannot be read as a model, or not served as asked; one line.
@@ -80,8 +83,11 @@ def load_model(
             )
         context = max_model_len
     vocab, family = vocab_size(config, tokenizer.vocab_size), str(config.get("model_type", ""))
+    blocks = 0
     if mx.default_device() == mx.cpu:
-        lay_out_if_faster(model, vocab)
+        blocks = block_if_faster(model, vocab, memory_limit or MlxDevice().usable())
+        if not blocks:
+            lay_out_if_faster(model, vocab)
     try:
         processor = load_images(folder, model, template)
         sight = Eyes(model.inner) if processor is not None else None
@@ -112,7 +118,7 @@ def load_model(
         device=device_name(),
         dtype=_dtype_name(model, config),
         parameters=_parameter_count(model),
-        weight_bytes=sum(array.nbytes for _, array in parameters),
+        weight_bytes=sum(array.nbytes for _, array in parameters) + blocks,
         step_tokens=step_tokens(),
         kv_bytes_per_token=kv_bytes,
         kv_dtype=kv_type,

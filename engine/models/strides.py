@@ -67,7 +67,7 @@ def lay_out_for_cpu(model: nn.Module, vocab: int) -> None:
     modules = [module for _, module in model.named_modules()]
     linear = [module for module in modules if isinstance(module, nn.Linear)]
     embeddings = [module for module in modules if isinstance(module, nn.Embedding)]
-    multiplied = linear + _heads(linear, embeddings, vocab)
+    multiplied = linear + heads(linear, embeddings, vocab)
     sharers: dict[int, list[nn.Module]] = {id(module.weight): [] for module in multiplied}
     for module in linear + embeddings:
         if id(module.weight) in sharers:
@@ -80,7 +80,7 @@ def lay_out_for_cpu(model: nn.Module, vocab: int) -> None:
                 module.weight = weight
 
 
-def _heads(linear: Sequence[nn.Module], embeddings: Sequence[nn.Module], vocab: int) -> list[nn.Module]:
+def heads(linear: Sequence[nn.Module], embeddings: Sequence[nn.Module], vocab: int) -> list[nn.Module]:
     """Embeddings that give the logits: as wide as what linear layers take, which one of all layers' parts is
     not."""
     widths = {module.weight.shape[1] for module in linear}
