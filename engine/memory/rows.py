@@ -263,7 +263,7 @@ class RowMemory:
         if not sizes.shared or sizes.single or row.preempted:
             return None
         if self._most is None:
-            if any(each.preempted for each in self._live):
+            if any(each.preempted for each in (*self._live, *self._line)):
                 return None
             self._most = sum(self._trial.most(each, SLICE) for each in self._trial.rows)
         trial = RowStates(sizes)

@@ -21,7 +21,7 @@ from chairlift.engine.prefix.index import PrefixIndex
 from chairlift.engine.prefix.prefixes import Prefixes
 from chairlift.engine.prefix.vocabulary import PrefixSpec
 from chairlift.engine.request import Request, SamplingParams
-from chairlift.engine.row import Row, RowState
+from chairlift.engine.row import RequestTiming, Row, RowState
 from chairlift.engine.scheduler import Scheduler
 from tests.engine.test_scheduler_machine import Driver
 
@@ -170,6 +170,19 @@ def test_rows_admitted_since_there_is_plenty_are_those_that_fit(
         waiting = waiting[arriving:]
         assert quick.step() == slow.step()
         assert quick.memory.used == slow.memory.used
+
+
+def test_nobody_takes_the_room_of_one_that_gave_its_state_up_and_comes_back_in_the_same_plan() -> None:
+    sizes = SIZES["flat"]
+    account = Budget(30_000).account("a model", lambda size: 0)
+    memory = RowMemory(sizes, account)
+    back, young = (
+        Row(Request(str(at), tuple(range(40)), SamplingParams()), 0, 1900, at, RequestTiming(0.0))
+        for at in range(2)
+    )
+    back.preempted = 5  # it is to have room for 2048 tokens more, which is all of it
+    assert memory.over([], []) == [] and memory.admits(back)
+    assert not memory.admits(young)
 
 
 def test_plenty_is_seen_without_trying_each_row_out() -> None:
