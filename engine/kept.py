@@ -85,8 +85,8 @@ class KeptPrefixes:
         done = asyncio.get_running_loop().create_future()
         self._clearing.append((self.scheduler.plans, done))
         self.wake()
+        await done  # until then steps may offer the disk what was kept
         files = await self.disk.clear() if disk and self.disk is not None else 0
-        await done
         return CacheCleared(memory, files)
 
     def carried_out(self, plan: StepPlan | None = None) -> None:

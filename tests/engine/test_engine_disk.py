@@ -16,6 +16,7 @@ from chairlift.engine.events import Finished
 from chairlift.engine.plan import LoadedModel
 from chairlift.engine.prefix import disk as disk_module
 from chairlift.engine.prefix import waiting
+from chairlift.engine.prefix.folder import all_files
 from chairlift.engine.prefix.vocabulary import Page, PageData, PrefixSpec
 from tests.engine.driving import end, request, settled, solo
 from tests.fakes import FakeRunner, fake_model
@@ -133,6 +134,25 @@ async def test_a_disk_that_hangs_costs_a_time_and_nothing_else(
     async with serving(tmp_path) as (engine, _):
         assert await cached(engine) == 0
         barrier.open.set()
+
+
+async def test_what_a_step_offers_while_the_files_are_deleted_goes_too(tmp_path: Path) -> None:
+    async with serving(tmp_path) as (engine, runner):
+        runner.close_gate()
+        handle = engine.submit(request(PROMPT, max_tokens=30))
+        await runner.at_gate()
+        await runner.let_through()  # the step that computes the prompt; the next one offers its pages
+        clearing = asyncio.create_task(engine.clear_cache(disk=True))
+        assert engine._disk is not None
+        while not engine._scheduler._tidy:
+            await asyncio.sleep(0)
+        assert await asyncio.to_thread(engine._disk.disk.settle, 10)
+        runner.open_gate()
+        await clearing
+        handle.cancel()
+        await settled(engine)
+        assert await asyncio.to_thread(engine._disk.disk.settle, 10)
+        assert list(all_files(tmp_path)) == [] and engine.stats().disk.entries == 0
 
 
 async def test_damaged_files_are_computed_anew(tmp_path: Path) -> None:
