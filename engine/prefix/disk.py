@@ -94,6 +94,8 @@ class PrefixDisk:
         self._returned: list[int] = []
         self._outdated = False
         self._closing = False
+        self._given_up = threading.Event()
+        self._reading = threading.Lock()  # of the runner's memory
         self._left_out: set[bytes] = set()
         self._touched: dict[bytes, float] = {}
         self._readings: SimpleQueue[Reading | None] = SimpleQueue()
@@ -122,9 +124,8 @@ class PrefixDisk:
 
     @property
     def stats(self) -> DiskStats:
-        entries = len(self._known)
         counts = self._reads, self._writes, self._skipped, self._failures
-        return DiskStats(self._limit, self._used, entries, *counts)
+        return DiskStats(self._limit, self._used, len(self._known), *counts)
 
     # What is kept: called on the MLX thread (`PageSink`)
 
@@ -217,8 +218,7 @@ class PrefixDisk:
 
     def discard(self, digests: Iterable[bytes]) -> None:
         """Delete these, behind what is queued to be written now."""
-        gone = tuple(digests)
-        if gone:
+        if gone := tuple(digests):
             self._enqueue(lambda: self._discard(gone))
 
     def clear(self) -> None:
@@ -233,7 +233,7 @@ class PrefixDisk:
     def close(self, timeout: float) -> bool:
         """Write what is queued, for so many seconds at most, and end. False: a thread does not come back.
 
-        After that no memory of the runner is used, unless this says False.
+        After that no memory of the runner is used; after False what is being written may be, and no more.
         """
         end = time.monotonic() + timeout
         with self._changed:
@@ -245,12 +245,14 @@ class PrefixDisk:
             return True
         self._writer.join(timeout)
         with self._changed:
-            for job in self._jobs:
-                if isinstance(job, _Write):
-                    self._give_back(job)
+            for job in [job for job in self._jobs if isinstance(job, _Write)]:
+                self._give_back(job)
             self._jobs.clear()
         # One file more, at most, is being written.
         self._writer.join(max(1.0, end - time.monotonic()))
+        self._given_up.set()
+        if self._reading.acquire(timeout=1.0):
+            self._reading.release()
         return not self._writer.is_alive()
 
     # The thread that writes
@@ -290,7 +292,9 @@ class PrefixDisk:
             if self._refused_at is not None and time.monotonic() - self._refused_at < RETRY_SECONDS:
                 return
             self._make_room(job.nbytes)
-            if (data := job.read()) is None:
+            with self._reading:
+                data = job.read() if not self._given_up.is_set() else None
+            if data is None:
                 self._failures += 1
                 return
             path = self._path(page.digest)
@@ -384,8 +388,6 @@ class PrefixDisk:
             if page.digest in self._known and now - self._touched.get(page.digest, -inf) >= TOUCH_SECONDS:
                 self._touched[page.digest] = now
                 self._touch(self._path(page.digest), page)
-
-    # Files
 
     def _path(self, digest: bytes) -> Path:
         name = digest.hex()

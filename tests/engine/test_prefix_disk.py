@@ -270,6 +270,55 @@ def test_closing_writes_what_is_queued_and_then_takes_nothing(tmp_path: Path) ->
     assert not disk.settle(0)
 
 
+def test_nothing_of_the_runner_is_read_by_a_writer_that_was_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The folder hangs, the engine ends, its memory is somebody else's: then the folder answers."""
+    standing, gate, asked = threading.Event(), threading.Event(), list[int]()
+    (page,) = pages_of(chain_of(*range(4)))
+    disk = opened(tmp_path)
+
+    def hangs(need: int) -> None:
+        standing.set()
+        assert gate.wait(10)
+
+    def gives() -> PageData:
+        asked.append(page.id)
+        return content(page)
+
+    monkeypatch.setattr(disk, "_make_room", hangs)
+    disk.offer(page, 1000, gives)
+    assert standing.wait(10) and not disk.close(0)
+    gate.set()
+    disk._writer.join(10)
+    assert asked == [] and list(all_files(tmp_path)) == [] and disk.returned() == [page.id]
+
+
+def test_closing_waits_for_what_is_read_of_the_runner(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: list[str] = []
+    (page,) = pages_of(chain_of(*range(4)))
+    disk = opened(tmp_path)
+
+    def gives() -> PageData | None:
+        closing.start()
+        assert disk._given_up.wait(10)
+        events.append("read")
+        return None
+
+    def close() -> None:
+        disk.close(0)
+        events.append("closed")
+
+    monkeypatch.setattr(disk._writer, "join", lambda timeout: None)
+    closing = threading.Thread(target=close)
+    disk.offer(page, 1000, gives)
+    threading.Thread.join(disk._writer, 10)
+    closing.join(10)
+    assert events == ["read", "closed"]
+
+
 def test_a_folder_that_cannot_be_used_is_said_at_once(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError):
