@@ -64,6 +64,11 @@ class Answers:
         else:
             self._untold.append((row, sample, now))
 
+    def planned(self, plan: StepPlan) -> None:
+        """This comes next: tell now where it builds nothing, or waits for the step before or for loads."""
+        if plan.idle or plan.settle or plan.load:
+            self.tell()
+
     def tell(self) -> None:
         """Text and events of the tokens taken so far."""
         untold, self._untold = self._untold, []

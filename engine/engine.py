@@ -204,9 +204,8 @@ class Engine:
     async def _shut_down(self) -> None:
         if self._loading is not None:
             self._loading.cancel()
-        for row in self._answers.rows:
-            if row.timing.admitted is None:
-                self._answers.fail(row, EngineStopped(self._why))
+        for row in [row for row in self._answers.rows if row.timing.admitted is None]:
+            self._answers.fail(row, EngineStopped(self._why))
         while self._answers.rows and (left := self._drain_until - time.monotonic()) > 0:
             self._drain_news.clear()
             with suppress(TimeoutError):
@@ -363,6 +362,7 @@ class Engine:
 
     async def _step(self, plan: StepPlan) -> StepResult | None:
         assert self._thread is not None
+        self._answers.planned(plan)
         begun = self._statistics.begin()
         try:
             result = await self._thread.run(partial(self._step_on_thread, plan))

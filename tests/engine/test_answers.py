@@ -42,8 +42,8 @@ def test_text_is_made_while_the_next_step_runs() -> None:
             tokenizer.engine = engine
             found = await events(engine.submit(request(max_tokens=4)))
         assert text(found) == "abcd"
-        # The last token ends the answer, which the next plan has to know.
-        assert dict(tokenizer.stepping) == {"a": True, "b": True, "c": True, "d": False}
+        # The last token ends the answer, which the next plan has to know. While it is drawn nothing is built.
+        assert dict(tokenizer.stepping) == {"a": True, "b": True, "c": False, "d": False}
 
     asyncio.run(main())
 
@@ -59,6 +59,23 @@ def test_a_text_that_may_end_the_answer_is_made_before_the_next_plan() -> None:
         assert text(found) == "ab"
         assert not any(stepping for _, stepping in tokenizer.stepping)
         assert wasted == 1  # the look-ahead's
+
+    asyncio.run(main())
+
+
+def test_a_token_does_not_wait_for_a_step_that_waits_itself() -> None:
+    """Here for the last draw, which is in flight."""
+
+    async def main() -> None:
+        runner = FakeRunner(answering("abcdef"))
+        async with started(runner) as engine:
+            runner.close_gate()
+            handle = engine.submit(request(max_tokens=2))
+            await runner.at_gate()
+            await runner.let_through(2)
+            told = asyncio.ensure_future(anext(handle))
+            await asyncio.sleep(0)
+            assert told.done() and text([await told]) == "a"
 
     asyncio.run(main())
 
