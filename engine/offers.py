@@ -55,6 +55,8 @@ class Offers:
         self._offered: set[int] = set()
         self._to_come = 0
         """Bytes that are wanted and not offered yet."""
+        self._behind = 0
+        """Bytes that are done with, in arrays that are not."""
         self.nbytes = 0
         """Of copies."""
 
@@ -66,14 +68,14 @@ class Offers:
     def copy(self, pages: Sequence[tuple[Page, mx.array]]) -> list[mx.array]:
         """Pages of one save, that are not computed yet: the arrays to compute with them."""
         made, group, size = list[mx.array](), list[tuple[Page, mx.array]](), 0
+        self.take_back()
         for page, data in pages if self.apart else ():
-            if page.digest and self._sink.wants(page, self._to_come + data.nbytes):
+            if page.digest and self._sink.wants(page, self._behind + self._to_come + size + data.nbytes):
                 if group and size + data.nbytes > COPY_BYTES:
                     made += self._copied(group)
                     group, size = [], 0
                 group.append((page, data))
                 size += data.nbytes
-                self._to_come += data.nbytes
         return made + self._copied(group) if group else made
 
     def _copied(self, pages: Sequence[tuple[Page, mx.array]]) -> list[mx.array]:
@@ -84,6 +86,7 @@ class Offers:
         for page, each in pages:
             self._copies[page.id] = copies, at, each.nbytes
             at += each.nbytes
+        self._to_come += at
         self.nbytes += data.nbytes
         return [data] if address is None else [data, address]
 
@@ -129,16 +132,18 @@ class Offers:
     def _done(self, id: int) -> None:
         if (found := self._copies.pop(id, None)) is None:
             return
-        copies = found[0]
+        copies, _, size = found
         copies.needed.discard(id)
+        self._behind += size
         if not copies.needed:
             self.nbytes -= copies.data.nbytes
+            self._behind -= copies.data.nbytes - ALIGNMENT
 
     def clear(self) -> None:
         self._lent.clear()
         self._copies.clear()
         self._offered.clear()
-        self._to_come = self.nbytes = 0
+        self._to_come = self._behind = self.nbytes = 0
 
 
 def _read(transfer: Transfer, address: int, size: int, shapes: str) -> PageData | None:

@@ -148,7 +148,8 @@ class PageSink(Protocol):
         left out.
 
         Args:
-            nbytes: of this page and of all that were wanted and have not been offered yet.
+            nbytes: of this page, of all that were wanted and have not been offered yet, and of what was
+                returned and takes memory still.
         """
         ...
 

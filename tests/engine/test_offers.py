@@ -151,6 +151,41 @@ def test_what_is_to_come_takes_room_too(way: Transfer | None) -> None:
     assert sorted(sink.offered) == [1, 2, 4]
 
 
+def test_what_cannot_be_copied_takes_no_room_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
+    sink = Sink()
+    offers = Offers(sink, apart=True, transfer=Transfer(Driver(FakeDriver())))
+
+    def refuses(array: mx.array) -> mx.array:
+        raise RuntimeError("no kernel")
+
+    monkeypatch.setattr(Transfer, "address", lambda self, array: refuses(array))
+    with pytest.raises(RuntimeError):
+        offers.copy(new(2000))
+    offers.withhold([1])
+    monkeypatch.setattr(offers, "_transfer", None)
+    offers.copy(new(500, first=2))
+    assert sink.asked[-1] == (2, 500)
+
+
+def test_what_is_written_takes_room_until_all_of_its_array_is(
+    way: Transfer | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk has room again, memory has not: that is set apart for what waits, and no more."""
+    queue, disk = 10_000, PrefixDisk(tmp_path, "0" * 32, 10**9, queue=10_000)
+    offers = Offers(disk, apart=True, transfer=way)
+    for first in range(1, 60, 6):
+        made = new(*[1000, 2000, 500] * 2, first=first)
+        mx.eval(offers.copy(made))
+        for page, data in made:
+            offers.offer(page, data, "")
+        assert offers.nbytes <= queue + offers.buffers * ALIGNMENT
+        for _ in range(min(4, len(disk._jobs))):
+            job = disk._jobs.popleft()
+            assert not callable(job)
+            disk._write(job)
+    assert disk.stats.writes > 20 and disk.stats.skipped > 0
+
+
 def test_what_is_dropped_before_it_is_offered_is_not(way: Transfer | None) -> None:
     sink = Sink()
     offers = Offers(sink, apart=True, transfer=way)
@@ -161,7 +196,7 @@ def test_what_is_dropped_before_it_is_offered_is_not(way: Transfer | None) -> No
         offers.offer(page, data, "")
     assert list(sink.offered) == [1] and offers.nbytes > 0
     offers.copy(new(500, first=9))
-    assert sink.asked[-1] == (9, 500)
+    assert sink.asked[-1] == (9, 2500), "what is not offered has gone once the other of its array has"
     offers.withhold([1, 9])
     assert offers.nbytes == 3000 + ALIGNMENT, "what is being read stays"
     sink.taken(1)
