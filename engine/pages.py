@@ -27,7 +27,7 @@ class PageStore:
     def __init__(self, pages: PageFormat | None = None, spec: PrefixSpec | None = None) -> None:
         self.spec = spec
         self._pages_of = pages
-        self._nbytes = 0
+        self._nbytes = self._height = 0
         self._pages: dict[int, mx.array] = {}
         self._states: dict[int, State] = {}
         self._spoiled: set[int] = set()
@@ -43,6 +43,12 @@ class PageStore:
     def nbytes(self) -> int:
         """Of all that is kept, and of copies that the disk has not written yet."""
         return self._nbytes + (self._offers.nbytes if self._offers is not None else 0)
+
+    @property
+    def height(self) -> int:
+        """Most bytes of the same since this was last asked."""
+        height, self._height = self._height, self.nbytes
+        return height
 
     @property
     def buffers(self) -> int:
@@ -63,11 +69,13 @@ class PageStore:
         """Keep copies of a row's state. Returns the new arrays, to evaluate; where it fails, the pages
         count as spoiled."""
         try:
-            return self._save(save, residents)
+            new = self._save(save, residents)
         except Exception:
             log.exception("pages of row %d could not be made", save.row)
             self.spoil(save)
             return []
+        self._height = max(self._height, self.nbytes)
+        return new
 
     def _save(self, save: Save, residents: Residents) -> list[mx.array]:
         if save.row not in residents.rows:
@@ -117,6 +125,7 @@ class PageStore:
             except Exception:
                 log.exception("a page from the disk could not be loaded")
                 self._spoiled.add(page.id)
+        self._height = max(self._height, self.nbytes)
 
     def spill(self, sink: PageSink) -> None:
         """From now on, offer what is kept to `sink`."""

@@ -144,6 +144,8 @@ class RunnerStats:
     """What the rows' tokens need of it: kv_bytes less padding."""
     prefix_bytes: int = 0
     """Of the pages kept for later rows."""
+    recent_prefix_bytes: int = 0
+    """Most of these since the last reading."""
     active_bytes: int = 0
     cache_bytes: int = 0
     peak_bytes: int = 0

@@ -33,6 +33,7 @@ class Usage:
             kv_bytes=residents.batch.nbytes + residents.own_nbytes,
             kv_tokens_bytes=residents.batch.held_nbytes + residents.own_nbytes,
             prefix_bytes=pages.nbytes,
+            recent_prefix_bytes=pages.height,
             active_bytes=mx.get_active_memory(),
             cache_bytes=mx.get_cache_memory(),
             peak_bytes=self._peak,

@@ -213,7 +213,7 @@ class MemoryGuard:
         # The reading before the last may have been taken before those who are gone gave all back.
         if held is None or others or self._alone < 2:
             return
-        projected = budget.used(Kind.WEIGHTS) + height + stats.prefix_bytes
+        projected = budget.used(Kind.WEIGHTS) + height + stats.recent_prefix_bytes
         over = stats.recent_peak_bytes - projected - (held.size - self.cache)
         most = int(LEARNED_SHARE * (budget.for_requests + self._learned)) - self._learned
         more = min(over, most)

@@ -29,6 +29,18 @@ def filled(name: str) -> tuple[Server, PageStore]:
     return server, runner._pages
 
 
+def test_the_most_that_was_kept_is_told_once() -> None:
+    server, store = filled("llama")
+    kept = store.nbytes
+    first = server.runner.stats()
+    assert first.prefix_bytes == first.recent_prefix_bytes == kept
+    server.scheduler.clear_prefixes()
+    server.finish()
+    after = [server.runner.stats() for _ in range(2)]
+    assert [stats.prefix_bytes for stats in after] == [0, 0]
+    assert [stats.recent_prefix_bytes for stats in after] == [kept, 0]
+
+
 def answered(server: Server, name: str, losses: int, tokens: int = 6) -> None:
     """Two at once from what is kept: both as alone, at the price of so many new starts."""
     first, _ = [server.add([*PROMPT, *words(place, 20)], tokens=tokens) for place in (7, 9)]

@@ -49,6 +49,18 @@ def test_what_steps_take_beyond_the_headroom_is_set_apart() -> None:
     assert one.reactions == 1
 
 
+def test_pages_that_go_between_two_readings_are_no_steps() -> None:
+    """DELETE /v1/cache while requests run, copies that are written to the disk: the most in use has them."""
+    budget = Budget(20 * GB)
+    one = settled(budget, 2 * GB)
+    left = budget.for_requests
+    for kept, most in ((6 * GB, 6 * GB), (0, 6 * GB), (0, 0)):
+        one.observe(RunnerStats(prefix_bytes=kept, recent_prefix_bytes=most, recent_peak_bytes=2 * GB + most))
+    assert budget.for_requests == left
+    observe(one, 8 * GB)
+    assert budget.for_requests < left
+
+
 def test_however_often_steps_take_more_half_is_left_to_requests() -> None:
     budget = Budget(20 * GB)
     one = settled(budget, 2 * GB)
