@@ -16,11 +16,10 @@ from chairlift.cache.layout import Cohort, CohortLayout
 
 
 class CohortShape(NamedTuple):
-    """What of a cohort's geometry stays the same from step to step while no row joins, leaves or moves."""
+    """What of a cohort's geometry stays the same from step to step while it is not rebuilt."""
 
-    rows: int
     slots: int
-    """Free ones included. Where there are none, row n sits in slot n."""
+    """Free ones included."""
     capacity: int
 
 
@@ -29,7 +28,8 @@ class CohortStep:
 
     Attributes:
         key: the cohort's key.
-        shape: rows, slots and capacity.
+        shape: slots and capacity.
+        seats: the slot of each row, in order.
         start, stop: its rows are `[start, stop)` of the batch.
         used: slots in use, holes below the last row included.
         lengths: tokens held before this step, by row.
@@ -49,9 +49,9 @@ class CohortStep:
         self.holes = self.used > len(seats)
         self.equal = len(set(self.lengths)) == 1
         self.uniform = self.lengths[0] if self.equal and not self.holes else None
-        self._seats = [slot for slot, _ in seats]
+        self.seats = [slot for slot, _ in seats]
         self._all = len(cohort.slots)
-        self.shape = CohortShape(len(seats), len(cohort.slots), cohort.capacity)
+        self.shape = CohortShape(len(cohort.slots), cohort.capacity)
         self._masks: dict[tuple[int | None, int | None], mx.array | None] = {}
         self._positions: dict[tuple[int | None, int, int], mx.array] = {}
         self.known: dict[Any, Any] = {}
@@ -59,7 +59,7 @@ class CohortStep:
     @cached_property
     def slots(self) -> mx.array:
         """int32 `[rows]`: the slot of each row."""
-        return mx.array(self._seats, dtype=mx.int32)
+        return mx.array(self.seats, dtype=mx.int32)
 
     @cached_property
     def held(self) -> mx.array:
@@ -73,7 +73,7 @@ class CohortStep:
 
     def by_slot(self, rows: mx.array) -> mx.array:
         """`[rows, ...]` spread over all slots `[slots, ...]`; free slots repeat some row."""
-        if self._seats == list(range(self._all)):
+        if self.seats == list(range(self._all)):
             return rows
         return rows[self._fill_all]
 
@@ -82,17 +82,21 @@ class CohortStep:
         return mx.array(self._filled(self._all), dtype=mx.int32)
 
     @property
-    def numbers(self) -> list[int]:
-        """All that changes from step to step, for `TracedCohort`: the slot of each row, the tokens that it
-        holds before this step, then for each slot these tokens (0 where it is free) and the row in it."""
-        at = [0] * self._all
-        for slot, length in zip(self._seats, self.lengths, strict=True):
-            at[slot] = length
-        return [*self._seats, *self.lengths, *at, *self._filled(self._all)]
+    def held_by_slot(self) -> list[int]:
+        """Tokens that each slot holds before this step; 0 where it is free."""
+        held = [0] * self._all
+        for slot, length in zip(self.seats, self.lengths, strict=True):
+            held[slot] = length
+        return held
+
+    @property
+    def rows_by_slot(self) -> list[int]:
+        """For each slot a row of the batch: its own; some row of the cohort where it is free."""
+        return [self.start + row for row in self._filled(self._all)]
 
     def _filled(self, slots: int) -> list[int]:
         rows = [0] * slots
-        for row, slot in enumerate(self._seats):
+        for row, slot in enumerate(self.seats):
             rows[slot] = row
         return rows
 
@@ -101,9 +105,7 @@ class CohortStep:
         full row. Free slots write to position 0, which whoever takes the slot overwrites."""
         key = (ring, heads, dim)
         if key not in self._positions:
-            at = [0] * self._all
-            for slot, length in zip(self._seats, self.lengths, strict=True):
-                at[slot] = length if ring is None else length % ring
+            at = [held if ring is None else held % ring for held in self.held_by_slot]
             column = mx.array(at, dtype=mx.int32)[:, None, None, None]
             self._positions[key] = mx.broadcast_to(column, (self._all, heads, 1, dim))
         return self._positions[key]
@@ -128,7 +130,7 @@ class CohortStep:
             return None
         width = max(held)
         by_slot = [1] * self.used
-        for slot, length in zip(self._seats, after, strict=True):
+        for slot, length in zip(self.seats, after, strict=True):
             by_slot[slot] = length
         return visible(mx.array(by_slot, dtype=mx.int32), width, ring, window)
 

@@ -1,7 +1,8 @@
 """Decode steps compiled by `mx.compile`, whose graph the host builds in a fraction of the time.
 
-A compiled step serves one `Shape`: rows, slots and capacities by cohort. Compiling costs as much as a few
-ordinary steps, so a shape is compiled when it has been seen a few times, and the shapes seen longest ago are
+A compiled step serves one `Shape`: slots and capacities by cohort, whoever sits in them. It computes free
+slots, too, so where too many are free a step is computed as ever. Compiling costs as much as a few ordinary
+steps, so a shape is compiled when it has been seen a number of times, and the shapes seen longest ago are
 forgotten, with what was compiled for them. A batch that never repeats itself is so computed as ever.
 """
 
@@ -17,13 +18,18 @@ import mlx.core as mx
 from chairlift.cache.batch import RowBatch
 from chairlift.cache.separate import SeparateRows
 from chairlift.cache.step import DecodeStep
-from chairlift.cache.traced import Decode, Shape, decode_function, run, shape_of, stores_of
+from chairlift.cache.traced import Decode, Shape, decode_function, run, shape_of, slots_of, stores_of
 from chairlift.engine.chunks import Forward, closed
 
 log = logging.getLogger(__name__)
 
-AFTER = 4
-"""Steps of a shape that are computed as ever before one is compiled."""
+AFTER = 10
+"""Steps of a shape that are computed as ever before one is compiled: a compilation costs the host about as
+much (16 ms) as ten compiled steps save it, and what came ten times is likely to come ten times more."""
+FEW_SLOTS = 8
+"""Free ones among so few are computed whatever their share: the weights are read all the same."""
+MOST_SLOTS = 1.5
+"""To each row, where there are more."""
 MOST = 64
 """Shapes remembered, compiled or not."""
 
@@ -42,7 +48,7 @@ class CompiledSteps:
         computed: steps that were computed as compiled so far.
 
     Args:
-        forward: tokens `[rows, 1]` and caches -> logits `[rows, 1, vocab]`.
+        forward: tokens `[slots, 1]` and caches -> logits `[slots, 1, vocab]`.
         after: steps of a shape that are computed as ever before one is compiled.
         most: shapes remembered.
         compile: `mx.compile`, but for tests.
@@ -92,6 +98,8 @@ class CompiledSteps:
         if self._closed or not isinstance(batch, RowBatch) or (stores := stores_of(batch)) is None:
             return None
         shape = shape_of(step)
+        if slots_of(shape) > max(FEW_SLOTS, MOST_SLOTS * step.rows):
+            return None
         seen = self._seen.setdefault(shape, _Seen())
         self._seen.move_to_end(shape)
         if len(self._seen) > self._most:
@@ -113,9 +121,9 @@ class CompiledSteps:
 
     def _counted(self, decode: Decode) -> Decode:
         def counted(
-            tokens: mx.array, numbers: mx.array, planes: list[list[mx.array]]
+            tokens: mx.array, held: mx.array, planes: list[list[mx.array]]
         ) -> tuple[mx.array, list[list[mx.array]]]:
             self.compilations += 1
-            return decode(tokens, numbers, planes)
+            return decode(tokens, held, planes)
 
         return counted

@@ -25,9 +25,10 @@ from chairlift.cache.traced import (
     TracedStep,
     TracedView,
     decode_function,
-    numbers_of,
+    held_of,
     run,
     shape_of,
+    slots_of,
     stores_of,
 )
 from tests.cache.rows import HEADS, KEY_DIM, TEMPLATES, assert_same, plain
@@ -149,10 +150,8 @@ def filled(lengths: list[int], *, floor: int = 64) -> RowBatch:
 
 
 def test_a_trace_serves_all_steps_of_its_shape() -> None:
-    """Really compiled, with other tokens, lengths and seats each time; two cohorts, free slots in one."""
+    """Really compiled, with other tokens, lengths, rows and seats each time; two cohorts, free slots."""
     batches = [filled([3, 5, 9, 12, 14, 70]) for _ in range(2)]
-    for batch in batches:
-        batch.change(leave=[1])
     calls = []
     compiled: dict[Shape, Decode] = {}
 
@@ -163,39 +162,68 @@ def test_a_trace_serves_all_steps_of_its_shape() -> None:
 
         return compiled.setdefault(shape_of(batches[1].begin()), mx.compile(counted))
 
-    for number in range(6):
-        if number == 3:  # into another slot: the shape stays
-            for batch in batches:
-                batch.change(leave=[2])
-                batch.change(join={9: (batch.extract(3), batch.layout.lengths[3])})
-        tokens = mx.arange(5, dtype=mx.int32) * 5 + number
+    def leave(row: int) -> None:
+        for batch in batches:
+            batch.change(leave=[row])
+
+    def join(row: int, like: int) -> None:
+        for batch in batches:
+            batch.change(join={row: (batch.extract(like), batch.layout.lengths[like])})
+
+    changes = {1: lambda: leave(1), 3: lambda: leave(2), 4: lambda: join(9, 3), 6: lambda: join(10, 9)}
+    for number in range(8):
+        changes.get(number, lambda: None)()
+        tokens = mx.arange(len(batches[0].order), dtype=mx.int32) * 5 + number
         want, got = ordinary(batches[0], tokens), traced(batches[1], tokens, compile)
         assert got is not None
         np.testing.assert_allclose(np.array(got), np.array(want), rtol=1e-5, atol=1e-5)
     assert len(calls) == len(compiled) == 1
+    assert batches[0].order == batches[1].order == [0, 9, 10, 3, 4, 5]
     for row in batches[0].order:
         for got, want in zip(batches[1].extract(row), batches[0].extract(row), strict=True):
             np.testing.assert_allclose(np.array(got.keys), np.array(want.keys), rtol=1e-6, atol=1e-6)
 
 
+def test_what_a_row_that_went_wrong_left_behind_reaches_no_other() -> None:
+    batches = [filled([9, 12, 14]) for _ in range(2)]
+    bad = plain()
+    for cache in bad:
+        cache.update_and_fetch(*(mx.full((1, HEADS, 20, KEY_DIM), mx.nan) for _ in range(2)))
+    for batch in batches:
+        batch.change(join={7: (bad, 20)})
+        batch.change(leave=[7])
+    tokens = mx.array([1, 2, 3], dtype=mx.int32)
+    want, got = ordinary(batches[0], tokens), traced(batches[1], tokens, mx.compile)
+    assert shape_of(batches[1].begin())[0].slots > 3
+    np.testing.assert_allclose(np.array(got), np.array(want), rtol=1e-5, atol=1e-5)
+
+
 def test_planes_are_written_in_place() -> None:
-    batch = filled([1000, 1100, 1200])
-    mx.eval(batch.arrays())
-    step = batch.begin()
-    stores = stores_of(batch)
-    assert stores is not None
-    decode = mx.compile(decode_function(forward, stores, shape_of(step)))
-    mx.eval(run(decode, stores, step, mx.arange(3, dtype=mx.int32)))
-    batch.end()
-    before = [np.asarray(array).__array_interface__["data"][0] for array in batch.arrays()]
-    size = sum(array.nbytes for array in batch.arrays())
-    for number in range(3):
+    """From the step that traces on, and from the first after the cohort has grown; a free slot among them."""
+    batch = filled([900, 950, 1008])
+    batch.change(leave=[1])
+    compiled: dict[Shape, Decode] = {}
+    new = []
+    for number in range(24):
+        step = batch.begin()
+        mx.eval(batch.arrays())
+        size = sum(array.nbytes for array in batch.arrays())
+        before = places(batch)
+        new.append(shape_of(step) not in compiled)
+        stores = stores_of(batch) or []
+        decode = mx.compile(decode_function(forward, stores, shape_of(step)))
+        decode = compiled.setdefault(shape_of(step), decode)
         mx.reset_peak_memory()
         used = mx.get_active_memory()
-        mx.eval(run(decode, stores, batch.begin(), mx.arange(3, dtype=mx.int32) + number))
+        mx.eval(run(decode, stores, step, mx.arange(2, dtype=mx.int32) + number))
         batch.end()
         assert mx.get_peak_memory() - used < size / 2
-    assert [np.asarray(array).__array_interface__["data"][0] for array in batch.arrays()] == before
+        assert places(batch) == before
+    assert [number for number, first in enumerate(new) if first] == [0, 16]
+
+
+def places(batch: RowBatch) -> list[int]:
+    return [np.asarray(array).__array_interface__["data"][0] for array in batch.arrays()]
 
 
 def test_a_cohort_without_tokens_has_to_wait() -> None:
@@ -215,14 +243,16 @@ def test_quantized_and_dense_batches_are_left_alone() -> None:
     assert stores_of(RowBatch([])) is None
 
 
-def test_numbers_of_a_step() -> None:
+def test_what_a_step_depends_on() -> None:
     layout = CohortLayout(floor=64)
     layout.join([(row, length) for row, length in enumerate([4, 5, 6, 7, 100])])
+    before = shape_of(DecodeStep(layout))
     layout.leave(1)
     step = DecodeStep(layout)
-    assert shape_of(step) == ((3, 4, 64), (1, 1, 128))
-    first, second = [0, 2, 3, 4, 6, 7, 4, 0, 6, 7, 0, 0, 1, 2], [0, 100, 100, 0]
-    assert numbers_of(step).tolist() == [4, 6, 7, 100, *first, *second]
+    assert shape_of(step) == before == ((4, 64), (1, 128))
+    assert slots_of(before) == 5
+    assert held_of(step).tolist() == [4, 0, 6, 7, 100]
+    assert [cohort.rows_by_slot for cohort in step.cohorts] == [[0, 0, 1, 2], [3]]
 
 
 @pytest.mark.parametrize(
@@ -238,7 +268,7 @@ def test_numbers_that_change_are_not_told(ask: Callable[[TracedView], Any]) -> N
     layout = CohortLayout()
     layout.join([(1, 4), (2, 9)])
     step = DecodeStep(layout)
-    twin = TracedStep(shape_of(step), numbers_of(step))
+    twin = TracedStep(shape_of(step), held_of(step))
     store = (stores_of(RowBatch(plain())) or [])[0]
     with pytest.raises(NotTraceable):
         ask(TracedView(store, twin, twin.offset))

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import logging
+import weakref
 from collections.abc import Callable
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 import pytest
+from mlx_lm.models.cache import KVCache
 
 from chairlift.cache.batch import RowBatch
 from chairlift.cache.traced import Decode
 from chairlift.engine.batching import Batching
-from chairlift.engine.compiled import CompiledSteps
+from chairlift.engine.compiled import AFTER, CompiledSteps
 from chairlift.engine.models.build import make_runner
 from chairlift.engine.runner import MlxRunner
 from tests.engine.stepping import Rider, Stepper
@@ -82,6 +84,73 @@ def test_one_compilation_a_shape() -> None:
     for rider in stepper.riders:
         want = solo("llama").answer(rider.prompt, rider.tokens).tokens[: rider.tokens]
         assert tuple(rider.drawn) == want
+
+
+def test_who_joins_and_leaves_changes_no_shape() -> None:
+    """Into slots that there are, and while few enough of them are free."""
+    runner = runner_with("llama", lambda forward: CompiledSteps(forward, after=0))
+    lengths = (40, 40, 40, 40, 16, 7, 40)
+    stepper = Stepper(runner, *(Rider(prompt(5 + n, n), tokens) for n, tokens in enumerate(lengths)))
+    stepper.run(1 + 20)
+    stepper.riders.append(Rider(prompt(30, 9), 9))
+    stepper.run(16)
+    assert runner.stats().step_compilations == 1
+    assert runner.stats().compiled_steps == 35  # all but the one that a prompt is in
+    for rider in stepper.riders[4:6]:
+        assert tuple(rider.drawn) == solo("llama").answer(rider.prompt, rider.tokens).tokens[: rider.tokens]
+    (last,) = stepper.riders[7:]
+    assert tuple(last.drawn) == solo("llama").answer(last.prompt, 9).tokens[:9]
+
+
+def test_a_step_with_many_free_slots_is_computed_as_ever() -> None:
+    runner = runner_with("llama", lambda forward: CompiledSteps(forward, after=0, compile=as_it_is))
+    tokens = [40] * 8 + [6, 6, 6, 6, 12]
+    stepper = Stepper(runner, *(Rider(prompt(5, n), count) for n, count in enumerate(tokens)))
+    stepper.run(1 + 10)  # 9 rows in 13 slots since the sixth token: fewer than 1.5 to a row
+    computed = runner.stats().compiled_steps
+    assert computed == 10
+    stepper.run(6)  # 8 rows since the twelfth
+    assert runner.stats().compiled_steps == computed + 1
+
+
+@pytest.mark.parametrize("way", ["evicted", "closed"])
+def test_what_was_compiled_is_freed(way: str) -> None:
+    """Nothing but the steps' own table holds a compiled step, and with it what the trace refers to."""
+
+    class Weights:
+        def __init__(self) -> None:
+            self.array = mx.random.normal((1 << 20,), key=mx.random.key(0))
+            mx.eval(self.array)
+
+    def forward(tokens: mx.array, caches: list[Any]) -> mx.array:
+        keys = mx.ones((tokens.shape[0], 1, 1, 8))
+        caches[0].update_and_fetch(keys, keys)
+        weights = Weights()  # of this trace alone
+        traces.append(weakref.ref(weights))
+        return caches[0].attend(keys, scale=1.0, mask=None)[:, :, 0, :1] + weights.array[:3]
+
+    def step(rows: int) -> None:
+        batch = RowBatch([KVCache()])
+        for row in range(rows):
+            cache = KVCache()
+            cache.update_and_fetch(*(mx.ones((1, 1, 4, 8)) for _ in range(2)))
+            batch.change(join={row: ([cache], 4)})
+        logits = steps.attempt(batch, batch.begin(), mx.zeros(rows, dtype=mx.int32))
+        assert logits is not None
+        mx.eval(logits)
+
+    traces: list[weakref.ref[Weights]] = []
+    size = 4 << 20
+    steps = CompiledSteps(forward, after=0, most=1)
+    before = mx.get_active_memory()
+    step(1)
+    assert len(traces) == 1 and traces[0]() is None
+    assert size <= mx.get_active_memory() - before < 1.5 * size  # the compiled step keeps them
+    step(2)
+    assert size <= mx.get_active_memory() - before < 1.5 * size  # now those of the second alone
+    if way == "closed":
+        steps.close()
+        assert mx.get_active_memory() - before < size / 2
 
 
 def test_the_shapes_seen_longest_ago_are_forgotten() -> None:
@@ -163,7 +232,7 @@ def test_a_failure_in_mid_model_leaves_the_rows_as_they_were() -> None:
 
 def test_a_runner_that_closes_lets_the_model_go() -> None:
     runner = make_runner(build(FAMILIES["llama"]), VOCABULARY, Batching.FLAT, compiled=True)[1]
-    Stepper(runner, Rider(prompt(5, 1), 9)).run()
+    Stepper(runner, Rider(prompt(5, 1), AFTER + 5)).run()
     compiled = runner._compiled
     assert not compiled.closed and compiled.compilations == 1
     runner.close()
