@@ -20,8 +20,12 @@ GPU_SHARE = 0.9
 """Of what is free on a GPU of its own: its driver and libraries take some that MLX does not count."""
 METAL_SHARE = 0.95
 """Of the working set that Metal recommends; beyond that the system begins to page."""
-MAPPED_BYTES = 128 * 1024
-"""Buffers of a CPU from this size on go back to the system when MLX frees them."""
+MAPPED_BYTES = 4 * 2**20
+"""Buffers of a CPU from this size on go back to the system when MLX frees them. Of smaller ones a step of a
+small model has thousands, and to map and fill a page anew takes longer than to compute it."""
+KEPT_BYTES = 64 * 2**20
+"""Of smaller ones that are free, the C library keeps so much at the end of its heaps."""
+_M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
 _CGROUPS = (Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/memory"))
 _LIMITS = ("memory.max", "memory.limit_in_bytes")
@@ -110,9 +114,10 @@ def container_limit(roots: Iterable[Path] = _CGROUPS, own: Path = Path("/proc/se
 
 def _give_back_large_buffers() -> None:
     """glibc learns from large buffers that are freed to keep such memory, which fragments; MLX's on a CPU are
-    of that kind. A fixed threshold stops it (mallopt(3), M_MMAP_THRESHOLD)."""
+    of that kind. Fixed thresholds stop it (mallopt(3), M_MMAP_THRESHOLD, M_TRIM_THRESHOLD)."""
     with suppress(AttributeError, OSError):
         ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, MAPPED_BYTES)
+        ctypes.CDLL(None).mallopt(_M_TRIM_THRESHOLD, KEPT_BYTES)
 
 
 def _upwards(root: Path, folder: Path) -> list[Path]:

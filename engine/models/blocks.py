@@ -23,9 +23,9 @@ BLOCK = 32
 """Columns: fewer are slower to read, and with more the products of large weights are no small ones."""
 MEMORY_SHARE = 1 / 8
 """Of the memory that there is to use, that the copies may take."""
-GAIN = 0.8
+GAIN = 0.9
 """Of the time as they are, that products by blocks may take to be worth the memory."""
-TRIES = 4
+TRIES = 8
 ROWS = (1, FEW_TOKENS // 2)
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import resource
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import mlx.core as mx
+import numpy as np
 import pytest
 
 from chairlift.engine.memory import device
@@ -56,6 +58,19 @@ def test_freed_buffers_go_back_to_the_system() -> None:
     mx.clear_cache()
     MlxDevice().tidy()
     assert footprint() - before < 32 * 2**20
+
+
+@pytest.mark.usefixtures("bounds")
+def test_buffers_of_a_step_are_no_new_pages_each_time() -> None:
+    if mx.default_device() != mx.cpu or sys.platform != "linux":
+        pytest.skip("of a CPU's allocator on Linux")
+    MlxDevice().bound(GIB, 0)
+    pages, page, times = 2**20 // resource.getpagesize(), np.zeros(2**18, dtype=np.float32), 20
+    mx.eval(mx.array(page))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(times):
+        mx.eval(mx.array(page))
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before < times * pages / 2
 
 
 def limit(folder: Path, text: str, name: str = "memory.max") -> None:
