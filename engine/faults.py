@@ -25,7 +25,6 @@ class Faults:
         """A row that could not draw. Where it began with kept pages and is not a number, these may be why:
         they go, and it starts again without them."""
         self.residents.rows.pop(row, None)
-        self.pages.withhold(*(save for save in flight.saves if save.row == row))
         if row in flight.restored and flight.failed[row] == NOT_A_NUMBER:
             log.error("row %d began with kept pages and is not a number in step %d", row, flight.number)
             self.pages.distrust(flight.restored[row])

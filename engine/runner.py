@@ -388,6 +388,7 @@ class MlxRunner:
             self._faults.end_failed(flight, row)
         if fault is None:
             wrong = flight.failed.keys() | flight.lost.keys()
+            self._pages.withhold(*(save for save in flight.saves if save.row in wrong))
             self._pages.landed(save for save in flight.saves if save.row not in wrong)
         spoiled = self._pages.take_spoiled()
         encoded, scored = frozenset(flight.encoded), flight.parts
