@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import mlx.core as mx
 import numpy as np
 import pytest
@@ -10,7 +12,14 @@ from hypothesis import strategies as st
 from mlx_lm.models.cache import KVCache
 
 from chairlift.cache import cpu_attention as module
-from chairlift.cache.cpu_attention import LEAST_SCORES, cpu_attends, cpu_attention, exp2
+from chairlift.cache.cpu_attention import (
+    LEAST_SCORES,
+    compiler_works,
+    cpu_attends,
+    cpu_attention,
+    exp2,
+    fast_exp2,
+)
 from chairlift.cache.prefill import attend_span
 
 DIM, WIDTH, SCALE = 16, 24, 0.3
@@ -174,3 +183,33 @@ def test_a_query_that_sees_nothing_gets_numbers() -> None:
     allowed = mx.array([[True], [False]])[:, None, None] & (mx.arange(200) >= 0)
     got = np.array(cpu_attention(*map(mx.array, (q, k, v)), scale=SCALE, mask=allowed, known={}))
     np.testing.assert_allclose(got[1], v[1].mean(1).repeat(2, 0)[:, None], atol=2e-6)
+
+
+def test_compiled_powers_are_the_same_on_any_thread() -> None:
+    """An engine's thread comes and goes, and the next one compiles what it needs."""
+    x = mx.array(np.linspace(-140.0, 0.0, 3 * 5 * 7, dtype=np.float32).reshape(3, 5, 7))
+    want, got = np.array(exp2(x)), list[np.ndarray]()
+    assert compiler_works()
+
+    def compute() -> None:
+        got.append(np.array(fast_exp2(x - 0.0)))
+
+    for thread in [threading.Thread(target=compute) for _ in range(3)]:
+        thread.start()
+        thread.join()
+    assert len(got) == 3
+    for each in got:
+        np.testing.assert_array_equal(each, want)
+
+
+def test_without_a_compiler_powers_are_computed_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: mx.array) -> mx.array:
+        raise RuntimeError("[Compile::eval_cpu] Failed to compile function")
+
+    monkeypatch.setattr(module, "_compiled", (fail, fail))
+    compiler_works.cache_clear()
+    try:
+        assert not compiler_works()
+        assert fast_exp2(mx.array([-1.0, 0.0])).tolist() == [0.5, 1.0]
+    finally:
+        compiler_works.cache_clear()
