@@ -43,8 +43,16 @@ def queue_bytes(loaded: LoadedModel, config: EngineConfig) -> int:
     kept = config.prefix_cache_bytes or 0
     if not (config.prefix_cache_disk_bytes and kept) or loaded.identity is None:
         return 0
-    queue = max(QUEUE_BYTES, int(kept * QUEUE_SHARE))
-    return min(queue, int(kept * COPIES_SHARE)) if copied(loaded) else queue
+    return copies_bytes(kept) if copied(loaded) else _queue_bytes(kept)
+
+
+def copies_bytes(kept: int) -> int:
+    """The same, of so many bytes that memory keeps, where they are copies."""
+    return min(_queue_bytes(kept), int(kept * COPIES_SHARE))
+
+
+def _queue_bytes(kept: int) -> int:
+    return max(QUEUE_BYTES, int(kept * QUEUE_SHARE))
 
 
 def copied(loaded: LoadedModel) -> bool:

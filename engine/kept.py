@@ -32,8 +32,12 @@ def prefix_bytes(loaded: LoadedModel, config: EngineConfig) -> int:
         return 0
     if config.prefix_cache_bytes is not None:
         return config.prefix_cache_bytes
-    device = config.memory_limit_bytes or loaded.info.memory_bytes
-    return int(PREFIX_SHARE * max(0, device - loaded.info.weight_bytes))
+    return usual_prefix_bytes(config.memory_limit_bytes or loaded.info.memory_bytes, loaded.info.weight_bytes)
+
+
+def usual_prefix_bytes(device: int, weights: int) -> int:
+    """Of a device whose memory may be used so far, beside a model's weights."""
+    return int(PREFIX_SHARE * max(0, device - weights))
 
 
 @dataclass(frozen=True, slots=True)

@@ -125,9 +125,11 @@ def memory(needs: Projection, process: int, asked: ModelOptions, usable: int, fo
     rows = asked.engine.max_num_seqs
     context = min(needs.context_length, asked.max_model_len or needs.context_length)
     steps, states = needs.step_bytes(rows), needs.states
-    fixed = needs.weight_bytes + steps + process
+    copies = _copies(needs, asked, usable, found)
+    fixed = needs.weight_bytes + steps + process + copies
     one, many = fixed + states.alone(1, context - 1), fixed + needs.rows(rows, PROMPT)
-    beside = f"about {size(steps)} for steps" + (f" and {size(process)} for the process" if process else "")
+    taken = {"steps": steps, "pages on their way to the disk": copies, "the process": process}
+    beside = "about " + " and ".join(f"{size(each)} for {what}" for what, each in taken.items() if each)
     if needs.peak_bytes > usable:
         text = f"{size(needs.peak_bytes)} to load and {size(usable)} may be used: it does not fit"
         return Finding(Level.FAULT, "memory", text + wired(max(one, needs.peak_bytes), found))
@@ -148,6 +150,18 @@ def memory(needs: Projection, process: int, asked: ModelOptions, usable: int, fo
     elif short:
         text += f"; {rows} of {PROMPT} tokens at once do not fit, some would wait"
     return Finding(Level.WARNING if short else Level.OK, "memory", text + wired(max(one, many), found))
+
+
+def _copies(needs: Projection, asked: ModelOptions, usable: int, found: Examination) -> int:
+    """Bytes that are set apart for pages on their way to the disk, where those are copies: beside a GPU's own
+    memory."""
+    from chairlift.engine.disk import copies_bytes
+    from chairlift.engine.kept import usual_prefix_bytes
+
+    if found.backend != "CUDA" or not asked.engine.prefix_cache_disk_bytes:
+        return 0
+    kept = asked.engine.prefix_cache_bytes
+    return copies_bytes(usual_prefix_bytes(usable, needs.weight_bytes) if kept is None else kept)
 
 
 def wired(needs: int, found: Examination) -> str:

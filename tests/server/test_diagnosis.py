@@ -14,10 +14,14 @@ import pytest
 
 from chairlift.engine.config import EngineConfig
 from chairlift.engine.errors import ModelUnavailable
+from chairlift.engine.kept import prefix_bytes
 from chairlift.engine.memory.guard import MemoryGuard
 from chairlift.engine.models.projection import Projection
+from chairlift.engine.prefix.vocabulary import PrefixSpec
+from chairlift.engine.quantities import size
 from chairlift.server import diagnosis
 from chairlift.server.configuration.fields import Configuration
+from chairlift.server.configuration.types import parse_size
 from chairlift.server.diagnosis import Finding, Level, diagnose
 from tests.fakes import fake_model
 from tests.server.cli.test_doctor import FOUND
@@ -119,6 +123,29 @@ def test_it_fits_just_where_a_server_would_start(tmp_path: Path, monkeypatch: Pa
         found = findings(given(memory_limit=str(limit)), tmp_path)["memory"]
         assert (found.level is not Level.FAULT) == fits, found
     assert "8 GB of weights, about 737 MB for steps and 200 MB for the process leave nothing" in found.text
+
+
+@pytest.mark.parametrize(("ram", "disk"), [("auto", "1GB"), ("1GB", "1GB"), ("1GB", "off")])
+def test_pages_on_their_way_to_the_disk_are_set_apart_as_a_server_does(
+    tmp_path: Path, monkeypatch: Patch, ram: str, disk: str
+) -> None:
+    """A device of its own has them twice."""
+    monkeypatch.setattr("chairlift.engine.models.projection.process_bytes", lambda folder: 0)
+    info = {"weight_bytes": NEEDS.weight_bytes, "activation_bytes": 200_000_000, "vocab_size": 100_000}
+    spec = PrefixSpec(16, NEEDS.token_bytes)
+    loaded = fake_model(states=NEEDS.states, device=FakeDevice(), prefix=spec)()
+    loaded = replace(loaded, info=replace(loaded.info, **info))
+    bounds = {"prefix_cache_bytes": parse_size(ram), "prefix_cache_disk_bytes": parse_size(disk)}
+    config = EngineConfig(memory_limit_bytes=10 * GB, **bounds)
+    config = replace(config, prefix_cache_bytes=prefix_bytes(loaded, config))
+    one = MemoryGuard.of(loaded, config, None, budget=None, weights=None, wake=lambda: None)
+    assert one.budget is not None
+    settings = given(memory_limit="10GB", prefix_cache_ram=ram, prefix_cache_disk=disk)
+    found = findings(settings, tmp_path, backend="CUDA")
+    text = found["memory"].text
+    assert text.startswith(f"{size(one.budget.for_requests)} of 10 GB are left for requests")
+    assert ("for pages on their way to the disk" in text) == (disk != "off")
+    assert "on their way" not in findings(settings, tmp_path)["memory"].text
 
 
 def test_a_row_of_the_whole_context_that_does_not_fit_says_which_would(tmp_path: Path) -> None:
