@@ -30,7 +30,7 @@ from chairlift.engine.errors import (
 )
 from chairlift.engine.events import Failed
 from chairlift.engine.handle import RequestHandle
-from chairlift.engine.kept import CacheCleared, KeptPrefixes, prefix_bytes
+from chairlift.engine.kept import CacheCleared, KeptPrefixes, with_prefixes
 from chairlift.engine.media import MediaProcessor
 from chairlift.engine.memory.budget import Budget, Reservation
 from chairlift.engine.memory.guard import MemoryGuard
@@ -149,8 +149,8 @@ class Engine:
         self.info, self.tokenizer, self._runner = loaded.info, loaded.tokenizer, loaded.runner
         self.processor, self.constraints = loaded.processor, loaded.constraints
         budget = self.config.max_num_batched_tokens or self.info.step_tokens
-        kept = prefix_bytes(loaded, self.config)
-        self.config = replace(self.config, max_num_batched_tokens=budget, prefix_cache_bytes=kept)
+        self.config = replace(with_prefixes(loaded, self.config), max_num_batched_tokens=budget)
+        kept = self.config.prefix_cache_bytes
         self._pace = Pace.of(self.config.max_step_ms, budget)
         index = PrefixIndex(loaded.prefix, kept) if loaded.prefix is not None and kept else None
         self._memory = MemoryGuard.of(

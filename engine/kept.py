@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from chairlift.engine.config import EngineConfig
 from chairlift.engine.disk import DiskTraffic
@@ -25,7 +25,14 @@ PINNED_SHARE = 0.5
 """Of the memory for prefixes, that pinned ones may take."""
 
 
-def prefix_bytes(loaded: LoadedModel, config: EngineConfig) -> int:
+def with_prefixes(loaded: LoadedModel, config: EngineConfig) -> EngineConfig:
+    """The same with what memory this model's prefixes have; where that is none, they have no disk either."""
+    kept = _prefix_bytes(loaded, config)
+    disk = config.prefix_cache_disk_bytes if kept else 0
+    return replace(config, prefix_cache_bytes=kept, prefix_cache_disk_bytes=disk)
+
+
+def _prefix_bytes(loaded: LoadedModel, config: EngineConfig) -> int:
     """Memory for prefixes of this model: what is configured, or a share of the device's; 0 where nothing of
     it can be kept."""
     if loaded.prefix is None:

@@ -187,6 +187,19 @@ async def test_it_is_told_before_the_model_is_loaded(tmp_path: Path) -> None:
         await Engine(load, config).start()
 
 
+async def test_a_model_whose_prefixes_are_not_kept_is_served_without(tmp_path: Path) -> None:
+    """The disk is asked for on behalf of all models of a server."""
+    for model in (fake_model(FakeRunner()), fake_model(FakeRunner(), prefix=SPECS[0], weight_bytes=10**9)):
+        config = EngineConfig(
+            memory_limit_bytes=10**9, prefix_cache_disk_bytes=10**6, prefix_cache_folder=tmp_path
+        )
+        engine = Engine(model, config)
+        await engine.start()
+        assert await cached(engine) == await cached(engine) == 0
+        await engine.stop()
+        assert list(all_files(tmp_path)) == [] and engine.stats().disk.limit_bytes == 0
+
+
 def test_files_need_memory() -> None:
     with pytest.raises(InvalidParameter):
         EngineConfig(prefix_cache_bytes=0, prefix_cache_disk_bytes=1)

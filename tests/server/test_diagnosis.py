@@ -14,7 +14,7 @@ import pytest
 
 from chairlift.engine.config import EngineConfig
 from chairlift.engine.errors import ModelUnavailable
-from chairlift.engine.kept import prefix_bytes
+from chairlift.engine.kept import with_prefixes
 from chairlift.engine.memory.guard import MemoryGuard
 from chairlift.engine.models.projection import Projection
 from chairlift.engine.prefix.vocabulary import PrefixSpec
@@ -137,7 +137,7 @@ def test_pages_on_their_way_to_the_disk_are_set_apart_as_a_server_does(
     loaded = replace(loaded, info=replace(loaded.info, **info))
     bounds = {"prefix_cache_bytes": parse_size(ram), "prefix_cache_disk_bytes": parse_size(disk)}
     config = EngineConfig(memory_limit_bytes=10 * GB, **bounds)
-    config = replace(config, prefix_cache_bytes=prefix_bytes(loaded, config))
+    config = with_prefixes(loaded, config)
     one = MemoryGuard.of(loaded, config, None, budget=None, weights=None, wake=lambda: None)
     assert one.budget is not None
     settings = given(memory_limit="10GB", prefix_cache_ram=ram, prefix_cache_disk=disk)
