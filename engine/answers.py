@@ -66,7 +66,7 @@ class Answers:
 
     def planned(self, plan: StepPlan) -> None:
         """This comes next: tell now where it builds nothing, or waits for the step before or for loads."""
-        if plan.idle or plan.settle or plan.load:
+        if not (plan.prefill or plan.decode) or plan.settle or plan.load:
             self.tell()
 
     def tell(self) -> None:

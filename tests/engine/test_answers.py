@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
+from typing import Any
+
+import pytest
 
 from chairlift.engine.answers import Answers
 from chairlift.engine.engine import Engine
 from chairlift.engine.errors import EngineError
 from chairlift.engine.events import Failed, TextDelta
-from chairlift.engine.plan import Sample
+from chairlift.engine.plan import Sample, StepPlan
 from chairlift.engine.row import RequestTiming, Row
 from chairlift.engine.text import AnswerText
 from chairlift.engine.thread import on_loop
@@ -78,6 +81,28 @@ def test_a_token_does_not_wait_for_a_step_that_waits_itself() -> None:
             assert told.done() and text([await told]) == "a"
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("parts", "at_once"),
+    [
+        ({"decode": (1,)}, False),
+        ({"decode": (1,), "settle": True}, True),
+        ({"encode": (1,)}, True),
+        ({"release": (1,)}, True),
+    ],
+)
+async def test_what_no_plan_has_built_soon_is_told_before(parts: dict[str, Any], at_once: bool) -> None:
+    answers, asked = Answers(None, lambda row: None), request(max_tokens=6)
+    row = Row(asked, 0, 6, 0, RequestTiming(0.0))
+    box = answers.begin(row, AnswerText(FakeTokenizer(), asked.sampling), observed=False)
+    row.output.append(ord("x"))
+    answers.take(row, Sample(ord("x")), 1.0)
+    told = asyncio.ensure_future(box.get())
+    answers.planned(StepPlan(1, **parts))
+    await asyncio.sleep(0)
+    assert told.done() == at_once
+    told.cancel()
 
 
 def test_what_ends_from_outside_has_told_all_that_was_drawn() -> None:
