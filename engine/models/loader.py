@@ -17,6 +17,7 @@ from mlx.utils import tree_flatten
 from mlx_lm.utils import load_model as load_weights
 
 from chairlift.cache.quantized import UnsupportedQuantization
+from chairlift.engine.batching import Batching
 from chairlift.engine.constraints import Compiler
 from chairlift.engine.errors import ModelUnavailable
 from chairlift.engine.memory.device import MlxDevice
@@ -104,7 +105,7 @@ def load_model(
             f"{served_name} ({family}) cannot be served with --kv-cache-dtype {kv_cache_dtype}: {error}."
         ) from error
     if mx.default_device() != mx.cpu:
-        warm_up(runner, vocab, context)
+        warm_up(runner, vocab, context, together=finding.batching is not Batching.SOLO)
     kv_bytes, kv_type = _kv_of_a_token(model, vocab, kv_cache_dtype)
     make_cache = cache_factory(model, kv_cache_dtype)
     states = measure_states(model, vocab, make_cache, finding.batching, image_bytes=hidden_size(config) * 8)

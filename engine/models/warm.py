@@ -38,11 +38,12 @@ MOST_TOKENS = 1024
 """Of a step with prompts, which comes in multiples of GRAIN."""
 
 
-def warm_up(runner: Runner, vocab_size: int, longest: int = MOST_TOKENS) -> None:
+def warm_up(runner: Runner, vocab_size: int, longest: int = MOST_TOKENS, *, together: bool = True) -> None:
     """Run the steps through `runner`, which holds no row afterwards. Runs on the MLX thread.
 
     Args:
         longest: tokens of a prompt that the model takes.
+        together: rows that decode share a forward.
     """
     rows = {-1 - index: length for index, length in enumerate(_PROMPTS)}
     number = 0
@@ -69,23 +70,23 @@ def warm_up(runner: Runner, vocab_size: int, longest: int = MOST_TOKENS) -> None
     step(decode=(-1, -3, -4))
     step(release=tuple(rows))
     if on_cuda():
-        _plan_products(step, vocab_size, min(longest, MOST_TOKENS))
+        _plan_products(step, vocab_size, min(longest, MOST_TOKENS), MOST_ROWS if together else 0)
     step()
 
 
-def _plan_products(step: Callable[..., None], vocab_size: int, longest: int) -> None:
-    """Steps of every usual number of tokens."""
+def _plan_products(step: Callable[..., None], vocab_size: int, longest: int, most_rows: int) -> None:
+    """Steps of every usual number of tokens, of prompts and then of rows."""
     greedy, number = SamplingParams(temperature=0), -100
     for tokens in range(GRAIN, longest + 1, GRAIN):
         number -= 1
         prompt = tuple((31 * place) % vocab_size for place in range(tokens))
         step(admit=(NewRow(number, greedy, seed=0),), prefill=(Span(number, 0, prompt, last=True),))
         step(release=(number,))
-    rows = [number - 1 - index for index in range(MOST_ROWS)]
+    rows = [number - 1 - index for index in range(most_rows)]
     step(
         admit=tuple(NewRow(row, greedy, seed=0) for row in rows),
         prefill=tuple(Span(row, 0, (1 % vocab_size, 2 % vocab_size), last=True) for row in rows),
     )
-    for count in range(MOST_ROWS, 0, -1):
+    for count in range(most_rows, 0, -1):
         step(decode=tuple(rows[:count]), release=tuple(rows[count : count + 1]))
     step(release=tuple(rows[:1]))

@@ -27,6 +27,16 @@ def test_on_cuda_every_usual_number_of_tokens_comes_once(monkeypatch: pytest.Mon
     assert prompts[-16:] == list(range(32, 513, 32))
 
 
+def test_rows_that_share_no_forward_need_no_numbers_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each step of so many would be as many forwards, over a thousand in all."""
+    monkeypatch.setattr("chairlift.engine.models.warm.on_cuda", lambda: True)
+    runner = FakeRunner()
+    warm_up(runner, 200, 512, together=False)
+    assert runner.stats().rows == 0 and not runner.violations
+    assert sum(len(plan.decode) for plan in runner.plans) < 40
+    assert [512] in [[len(span.tokens) for span in plan.prefill] for plan in runner.plans]
+
+
 @pytest.mark.parametrize("name", ["llama", "mamba2", "deepseek_v3"])
 @pytest.mark.parametrize("cuda", [False, True])
 def test_a_model_holds_no_row_afterwards(name: str, cuda: bool, monkeypatch: pytest.MonkeyPatch) -> None:
