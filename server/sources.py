@@ -98,7 +98,7 @@ def find(options: ModelOptions, name: str, observe: Observe) -> Found:
 
     def make(budget: Budget | None, weights: Reservation | None) -> Engine:
         return Engine(
-            generation_factory(options, source),
+            generation_factory(options, source, budget.available if budget is not None else None),
             options.engine,
             observer=observe(name),
             budget=budget,
@@ -115,7 +115,13 @@ def usable_memory() -> int:
     return MlxDevice().usable()
 
 
-def generation_factory(options: ModelOptions, source: ModelSource) -> Callable[[], LoadedModel]:
+def generation_factory(
+    options: ModelOptions, source: ModelSource, memory: int | None = None
+) -> Callable[[], LoadedModel]:
+    """
+    Args:
+        memory: bytes that are left for it beside its weights; None: not known.
+    """
     from chairlift.engine.models.loader import load_model  # imports mlx, which takes seconds
 
     return functools.partial(
@@ -126,7 +132,7 @@ def generation_factory(options: ModelOptions, source: ModelSource) -> Callable[[
         max_model_len=options.max_model_len,
         kv_cache_dtype=options.kv_cache_dtype,
         chat_template=options.chat_template,
-        memory_limit=options.engine.memory_limit_bytes,
+        memory=memory,
     )
 
 

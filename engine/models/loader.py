@@ -50,7 +50,7 @@ def load_model(
     max_model_len: int | None = None,
     kv_cache_dtype: str = AUTO,
     chat_template: Path | None = None,
-    memory_limit: int | None = None,
+    memory: int | None = None,
 ) -> LoadedModel:
     """Load a model folder in mlx-lm's format.
 
@@ -62,7 +62,7 @@ def load_model(
         max_model_len: tokens of prompt and answer together, at most the model's own context.
         kv_cache_dtype: "auto", "int8" or "int4" (docs/kv-cache.md).
         chat_template: a file of Jinja in place of the model's own.
-        memory_limit: bytes that the process may use; None: what the device has for it.
+        memory: bytes that are left beside the weights; None: what the device has.
 
     Raises:
         ModelUnavailable: the folder cannot be read as a model, or not served as asked; one line.
@@ -86,7 +86,7 @@ def load_model(
     vocab, family = vocab_size(config, tokenizer.vocab_size), str(config.get("model_type", ""))
     blocks = 0
     if mx.default_device() == mx.cpu:
-        blocks = block_if_faster(model, vocab, memory_limit or MlxDevice().usable())
+        blocks = block_if_faster(model, vocab, MlxDevice().usable() if memory is None else memory)
         if not blocks:
             lay_out_if_faster(model, vocab)
     try:

@@ -12,7 +12,7 @@ from chairlift.engine.config import EngineConfig
 from chairlift.engine.embedding.engine import EmbeddingEngine
 from chairlift.engine.engine import Engine
 from chairlift.engine.errors import ModelUnavailable
-from chairlift.engine.memory.budget import Budget
+from chairlift.engine.memory.budget import Budget, Kind, Reservation
 from chairlift.engine.models import resolve
 from chairlift.server.metrics import ServerMetrics
 from chairlift.server.models.model import ModelSpec, Use
@@ -58,6 +58,27 @@ def test_the_use_of_a_folder_is_found(tmp_path: Path) -> None:
         # Both keep to the budget of all.
         assert spec.found.make(budget := Budget(9), None)._budget is budget
     assert specs(ModelOptions(folders["llama"], use=Use.EMBEDDING))[0].use is Use.EMBEDDING
+
+
+def test_a_load_is_told_what_memory_is_left_beside_the_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = list[object]()
+
+    def load_model(*_: object, memory: object, **__: object) -> None:
+        told.append(memory)
+
+    monkeypatch.setattr("chairlift.engine.models.loader.load_model", load_model)
+    found = specs(ModelOptions(model_folder(tmp_path / "llama", model_type="llama")))[0].found
+    assert found is not None
+    budget = Budget(1000)
+    weights = budget.reserve(300, Kind.WEIGHTS)
+    assert isinstance(weights, Reservation)
+    for each in (budget, None):
+        engine = found.make(each, weights if each else None)
+        assert isinstance(engine, Engine)
+        engine._factory()
+    assert told == [700, None]
 
 
 def test_what_a_model_has_of_its_own(tmp_path: Path) -> None:

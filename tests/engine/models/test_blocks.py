@@ -111,7 +111,7 @@ def test_what_gains_little_is_not_worth_the_memory(
 @pytest.mark.usefixtures("faster")
 def test_a_load_counts_the_copies_among_the_weights(tmp_path: Path) -> None:
     path = folder(tmp_path / "llama", "llama")
-    plain, blocked = (loader.load_model(path, "up", memory_limit=limit) for limit in (1, PLENTY))
+    plain, blocked = (loader.load_model(path, "up", memory=limit) for limit in (1, PLENTY))
     assert blocked.info.parameters == plain.info.parameters
     assert plain.info.weight_bytes < blocked.info.weight_bytes <= 2 * plain.info.weight_bytes
     for loaded in (plain, blocked):
