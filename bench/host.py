@@ -98,6 +98,7 @@ class Meter:
             (Flight, "read", "fetch"),
             (AnswerText, "add", "text"),
             (Answers, "take", "events"),
+            (Answers, "tell", "events"),
             (mx, "async_eval", "dispatch"),
             (mx, "eval", "fetch"),
         ]
