@@ -20,6 +20,7 @@ import mlx.core as mx
 from mlx_lm.models.cache import KVCache, RotatingKVCache
 
 from chairlift.cache.cpu_attention import attention
+from chairlift.cache.device import on_cuda
 from chairlift.cache.layout import Action, Drop, Move, Place, Rebuild
 from chairlift.cache.ragged import ragged_attention, ragged_available
 from chairlift.cache.step import CohortStep
@@ -123,7 +124,11 @@ class CohortKV:
         if not block.planes or not kept:
             return self.filled((), 0)
         slot = slice(place.slot, place.slot + 1)
-        return self.filled([self._unrolled(plane[slot], tokens, kept) for plane in block.planes], tokens)
+        planes = [self._unrolled(plane[slot], tokens, kept) for plane in block.planes]
+        if self.stores_late:
+            # Before the next token is, in a ring in the oldest one's place.
+            mx.async_eval(*planes)  # type: ignore[no-untyped-call]
+        return self.filled(planes, tokens)
 
     def part(self, place: Place, start: int, stop: int) -> Planes:
         """Views of a slot's tokens [start, stop), for full attention: `[1, kv_heads, tokens, *]`."""
@@ -144,6 +149,11 @@ class CohortKV:
                 self._put(step, plane, token) for plane, token in zip(block.planes, new, strict=True)
             ]
 
+    @property
+    def stores_late(self) -> bool:
+        """New tokens are best handed to `attend`, which stores them as it reads the others."""
+        return on_cuda()
+
     def visible(self, step: CohortStep) -> tuple[mx.array, mx.array]:
         """Views of the used part of a block: `[used slots, kv_heads, longest, head_dim]`."""
         keys, values = self.arrays(step.key)
@@ -157,6 +167,7 @@ class CohortKV:
         scale: float,
         window: int | None,
         sinks: mx.array | None = None,
+        new: tuple[mx.array, mx.array] | None = None,
     ) -> mx.array:
         """Attention of the cohort's rows over what they hold, their new tokens included.
 
@@ -164,11 +175,22 @@ class CohortKV:
             queries: `[rows, heads, 1, head_dim]`, in slot order.
             window: tokens visible at most, the new one included; None for all that are kept.
             sinks: `[heads]`, one more logit per head that takes weight and gives nothing.
+            new: keys and values of the new tokens, as `append` takes them, if they are yet to be stored.
         """
+        if new is not None and not self.blocks[step.key].planes:
+            self.append(step, *new)
+            new = None
         keys, values = self.arrays(step.key)
-        ragged = self._ragged(step, queries, keys, values, scale, window, sinks)
+        ragged = self._ragged(step, queries, keys, values, scale, window, sinks, new)
         if ragged is not None:
+            if new is not None:
+                # The same memory; whoever reads it from here on comes after what was written.
+                block = self.blocks[step.key]
+                block.planes = list(mx.depends(block.planes, [ragged]))
             return ragged
+        if new is not None:
+            self.append(step, *new)
+            keys, values = self.arrays(step.key)
         if step.holes:
             queries = queries[step.fill]
         longest = self._longest(step)
@@ -223,9 +245,11 @@ class CohortKV:
         scale: float,
         window: int | None,
         sinks: mx.array | None,
+        new: tuple[mx.array, mx.array] | None,
     ) -> mx.array | None:
         """Attention by the ragged kernel over a whole block, or None where it does not apply."""
-        dim, kinds = queries.shape[-1], {queries.dtype, keys.dtype, values.dtype}
+        dim = queries.shape[-1]
+        kinds = {array.dtype for array in (queries, keys, values, *(new or ()))}
         if len(kinds) > 1 or keys.shape != values.shape:
             return None
         if not ragged_available(dim, queries.shape[1] // keys.shape[1], queries.dtype):
@@ -242,6 +266,7 @@ class CohortKV:
             scale=scale,
             window=None if self.window is not None else window,
             sinks=sinks,
+            new=new,
             constants=self._constants,
         )
 

@@ -287,6 +287,12 @@ class RowBatch:
             if sum(plane.nbytes for plane in pending) > COPY_BYTES:
                 mx.eval(pending)
                 pending.clear()
+        moved = {action.target[0] for action in actions if isinstance(action, Move)}
+        late = [store for store in self._attention if store.stores_late] if moved else []
+        if late:
+            # Before attention stores something in the place that was left.
+            blocks = [store.blocks[key] for store in late for key in moved if key in store.blocks]
+            mx.async_eval([block.planes for block in blocks])  # type: ignore[no-untyped-call]
 
     def _reorder(self, old: Mapping[int, int], join: Mapping[int, tuple[Caches, int]]) -> None:
         self.order = self.layout.rows

@@ -201,6 +201,10 @@ class QuantizedKV(CohortKV):
         planes = self.blocks[cohort].planes
         return decode(planes[0::2], self._bits), decode(planes[1::2], self._bits)
 
+    @property
+    def stores_late(self) -> bool:
+        return False
+
     def visible(self, step: CohortStep) -> tuple[mx.array, mx.array]:
         """Raises: UnsupportedQuantization."""
         raise UnsupportedQuantization("its attention does arithmetic on the keys themselves")
@@ -212,9 +216,10 @@ class QuantizedKV(CohortKV):
         scale: float,
         window: int | None,
         sinks: mx.array | None = None,
+        new: tuple[mx.array, mx.array] | None = None,
     ) -> mx.array:
-        """As `CohortKV.attend`: upstream's products with codes where they are right on this machine, else the
-        usual attention over the numbers of one cohort at a time.
+        """As `CohortKV.attend`, of tokens that are stored: upstream's products with codes where these are
+        right on this machine, else the usual attention over the numbers of one cohort at a time.
 
         Raises:
             UnsupportedQuantization: for `sinks`.

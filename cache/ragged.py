@@ -39,6 +39,9 @@ _PARTIAL = """
     const int capacity = keys_shape[2];
     const int held = min(lengths[row], capacity);
     const int window = limits[0], tokens = limits[1];
+    const int at_new = NEW ? (lengths[row] - 1) % capacity : -1;
+    const T* new_key = new_keys + ((size_t)row * HKV + kv_head) * D;
+    const T* new_value = new_values + ((size_t)row * HKV + kv_head) * D;
     const int begin = (window > 0 ? max(0, held - window) : 0) + split * tokens;
     const int end = min(held, begin + tokens);
 
@@ -63,13 +66,22 @@ _PARTIAL = """
         l[g] = 0.0f;
     }
     const size_t base = ((size_t)slots[row] * HKV + kv_head) * capacity * D;
+    if (NEW && at_new >= begin && at_new < end && blockIdx.y % CHUNKS == 0) {
+        // Nobody reads this place of the block in this launch: all take the new token from where it comes.
+        uint4* k = (uint4*)(keys + base + (size_t)at_new * D);
+        uint4* v = (uint4*)(values + base + (size_t)at_new * D);
+        for (int i = threadIdx.x; i < D / 8; i += 128) {
+            k[i] = ((const uint4*)new_key)[i];
+            v[i] = ((const uint4*)new_value)[i];
+        }
+    }
     for (int at = begin; at < end; at += GROUPS * U) {
         uint4 kv[U][4];
         for (int u = 0; u < U; ++u) {
             const int t = at + u * GROUPS + group;
             if (t < end) {
-                const uint4* k = (const uint4*)(keys + base + (size_t)t * D);
-                const uint4* v = (const uint4*)(values + base + (size_t)t * D);
+                const uint4* k = (const uint4*)(t == at_new ? new_key : keys + base + (size_t)t * D);
+                const uint4* v = (const uint4*)(t == at_new ? new_value : values + base + (size_t)t * D);
                 kv[u][0] = k[lane];
                 kv[u][1] = k[D / 16 + lane];
                 kv[u][2] = v[lane];
@@ -165,9 +177,14 @@ _JOIN = """
 def _kernels() -> tuple[Any, Any]:
     partial = mx.fast.cuda_kernel(
         name="chairlift_ragged_partial",
-        input_names=["queries", "keys", "values", "slots", "lengths", "limits", "scale"],
+        input_names=[
+            *("queries", "keys", "values", "slots", "lengths", "limits", "scale"),
+            *("new_keys", "new_values"),
+        ],
         output_names=["partial", "stats"],
         source=_PARTIAL,
+        # A copy of a block, made since it is not contiguous, would be written into in the block's place.
+        ensure_row_contiguous=False,
     )
     join = mx.fast.cuda_kernel(
         name="chairlift_ragged_join",
@@ -189,13 +206,20 @@ def ragged_attention(
     scale: float,
     window: int | None = None,
     sinks: mx.array | None = None,
+    new: tuple[mx.array, mx.array] | None = None,
     constants: dict[Any, mx.array] | None = None,
 ) -> mx.array:
     """Attention of one new token per row.
 
+    With `new` the tokens are written into the blocks as they lie, past mlx's ownership of arrays. One of its
+    own operations has to copy a whole block whenever the step before, which reads it, is not over on the
+    device: always, where the device is slower than the host. Whoever reads a block afterwards has to depend
+    on the output (`mx.depends`), and nothing may hold a block that is to stay as it is; what was taken out of
+    it before, in the same stream, stays.
+
     Args:
         queries: `[rows, heads, 1, head_dim]`, bfloat16 or float16.
-        keys, values: whole blocks `[slots, kv_heads, capacity, head_dim]`, of the same type.
+        keys, values: whole blocks `[slots, kv_heads, capacity, head_dim]`, of the same type, contiguous.
         slots: int32 `[rows]`, each row's slot.
         lengths: int32 `[rows]`, tokens each row sees, its new one included; what exceeds the capacity lies in
             a ring that is full.
@@ -203,6 +227,8 @@ def ragged_attention(
         scale: multiplies the scores.
         window: tokens visible at most; None for all. Not for rings.
         sinks: `[heads]`, one more logit per head that takes weight and gives nothing.
+        new: keys and values of the new tokens, `[rows, kv_heads, 1, head_dim]`, yet to be put into the
+            blocks: each at the last of its row's `lengths`, modulo the capacity.
         constants: keeps the scalars' arrays for the next call, if the caller does.
 
     Returns:
@@ -220,17 +246,20 @@ def ragged_attention(
     # Not in the template: each split would be compiled when it first comes, a second and a half each.
     limits = (window or 0, split)
     sizes = [("D", dim), ("HQ", heads), ("HKV", kv_heads), ("G", group), ("GQ", shared)]
+    new_keys, new_values = (queries, queries) if new is None else map(mx.contiguous, new)
     parts, stats = partial(
         inputs=[
-            queries,
+            mx.contiguous(queries),
             keys,
             values,
             slots,
             lengths,
             _known(known, limits, mx.int32),
             _known(known, (scale,), mx.float32),
+            new_keys,
+            new_values,
         ],
-        template=[("T", queries.dtype), *sizes],
+        template=[("T", queries.dtype), *sizes, ("NEW", new is not None)],
         grid=(splits * THREADS, heads // shared, rows),
         threadgroup=(THREADS, 1, 1),
         output_shapes=[(rows, heads, splits, dim), (rows, heads, splits, 2)],
@@ -276,15 +305,28 @@ def ragged_available(head_dim: int, group: int, dtype: mx.Dtype) -> bool:
 
 
 def _agrees(head_dim: int, group: int, dtype: mx.Dtype, lengths: tuple[int, ...]) -> bool:
+    """With tokens that are in their blocks, and with new ones, which are there afterwards."""
     kv_heads, capacity = 2, 576
     shape = (len(lengths) + 1, kv_heads, capacity, head_dim)
-    keys, values = (mx.random.normal(shape, key=mx.random.key(n)).astype(dtype) for n in (1, 2))
-    queries = mx.random.normal((len(lengths), kv_heads * group, 1, head_dim), key=mx.random.key(3))
-    queries = queries.astype(dtype)
+    draw = functools.partial(_normal, dtype=dtype)
+    keys, values = draw(shape, 1), draw(shape, 2)
+    queries = draw((len(lengths), kv_heads * group, 1, head_dim), 3)
     slots = [len(lengths) - row for row in range(len(lengths))]
-    sinks = mx.random.normal((kv_heads * group,), key=mx.random.key(4)).astype(dtype)
-    scale = head_dim**-0.5
-    for window, sink in ((None, None), (None, sinks), (50, None)):
+    sinks = draw((kv_heads * group,), 4)
+    tokens = (len(lengths), kv_heads, 1, head_dim)
+    news = [(draw(tokens, seed), draw(tokens, seed + 1)) for seed in (5, 7)]
+    for window, sink, new in (
+        (None, None, None),
+        (None, sinks, news[0]),
+        (50, None, news[1]),
+        (None, None, None),
+    ):
+        want_keys, want_values = mx.contiguous(keys + 0), mx.contiguous(values + 0)
+        for row, (slot, length) in enumerate(zip(slots, lengths, strict=True)):
+            if new is not None:
+                want_keys[slot, :, length - 1] = new[0][row, :, 0]
+                want_values[slot, :, length - 1] = new[1][row, :, 0]
+        mx.eval(keys, values, want_keys, want_values)
         got = ragged_attention(
             queries,
             keys,
@@ -292,20 +334,28 @@ def _agrees(head_dim: int, group: int, dtype: mx.Dtype, lengths: tuple[int, ...]
             mx.array(slots, dtype=mx.int32),
             mx.array(lengths, dtype=mx.int32),
             max(lengths),
-            scale=scale,
+            scale=head_dim**-0.5,
             window=window,
             sinks=sink,
+            new=new,
         )
+        mx.eval(got)
+        if not bool(((keys == want_keys).all() & (values == want_values).all()).item()):
+            return False
         for row, (slot, length) in enumerate(zip(slots, lengths, strict=True)):
             first = max(0, length - window) if window else 0
             want = mx.fast.scaled_dot_product_attention(
                 queries[row : row + 1].astype(mx.float32),
-                keys[slot : slot + 1, :, first:length].astype(mx.float32),
-                values[slot : slot + 1, :, first:length].astype(mx.float32),
-                scale=scale,
+                want_keys[slot : slot + 1, :, first:length].astype(mx.float32),
+                want_values[slot : slot + 1, :, first:length].astype(mx.float32),
+                scale=head_dim**-0.5,
                 sinks=sink.astype(mx.float32) if sink is not None else None,
             )
             error = mx.abs(got[row : row + 1].astype(mx.float32) - want).max()
             if not bool((error < 0.02).item()):
                 return False
     return True
+
+
+def _normal(shape: tuple[int, ...], seed: int, dtype: mx.Dtype) -> mx.array:
+    return mx.random.normal(shape, key=mx.random.key(seed)).astype(dtype)

@@ -85,6 +85,8 @@ class AttendView:
         self._step = step
         self._spans = spans
         self._span_kv: list[tuple[mx.array, mx.array]] = []
+        self._new: dict[int, tuple[mx.array, mx.array]] = {}
+        """By cohort, what attention is to store."""
 
     def make_mask(self, N: int, return_array: bool = False, window_size: int | None = None) -> SeamMask:
         return SeamMask(window_size, return_array)
@@ -121,7 +123,10 @@ class AttendView:
         """Store `[tokens, kv_heads, 1, head_dim]`."""
         for cohort in self.cohorts:
             part = slice(cohort.start, cohort.stop)
-            self._store.append(cohort, keys[part], values[part])
+            if self._store.stores_late:
+                self._new[cohort.key] = keys[part], values[part]
+            else:
+                self._store.append(cohort, keys[part], values[part])
         self._span_kv = [
             cache.update_and_fetch(_as_row(keys, span), _as_row(values, span)) for span, cache in self._spans
         ]
@@ -207,7 +212,8 @@ class AttendView:
         window: int | None,
         sinks: mx.array | None,
     ) -> mx.array:
-        return self._store.attend(cohort, queries[cohort.start : cohort.stop], scale, window, sinks)
+        part, new = queries[cohort.start : cohort.stop], self._new.pop(cohort.key, None)
+        return self._store.attend(cohort, part, scale, window, sinks, new)
 
 
 class DenseView:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -173,6 +174,88 @@ def test_a_window_smaller_than_its_ring(ride: Ride, ring: int, window: int) -> N
     check_ride(
         Ride(ride.rows, ride.leave, 1, chunks, ride.sinks), lambda: RotatingKVCache(ring), window, window
     )
+
+
+def stored_late(
+    queries: mx.array,
+    keys: mx.array,
+    values: mx.array,
+    slots: mx.array,
+    lengths: mx.array,
+    longest: int,
+    *,
+    scale: float,
+    window: int | None = None,
+    sinks: mx.array | None = None,
+    new: tuple[mx.array, mx.array] | None = None,
+    constants: object = None,
+) -> mx.array:
+    """Stands for the kernel on CUDA: tokens are written into the blocks as they lie, then read."""
+    mx.eval(keys, values)
+    outs = []
+    for row, (slot, length) in enumerate(zip(slots.tolist(), lengths.tolist(), strict=True)):  # type: ignore[arg-type]
+        at, held = (length - 1) % keys.shape[2], min(length, keys.shape[2])
+        assert new is not None and longest >= length
+        for block, tokens in zip((keys, values), new, strict=True):
+            lies = np.frombuffer(memoryview(block), dtype=np.float32).reshape(block.shape)  # type: ignore[arg-type]
+            lies[slot, :, at] = np.array(tokens)[row, :, 0]
+        first = max(0, held - window) if window else 0
+        shown = (block[slot : slot + 1, :, first:held] for block in (keys, values))
+        outs.append(
+            mx.fast.scaled_dot_product_attention(queries[row : row + 1], *shown, scale=scale, sinks=sinks)
+        )
+        mx.eval(outs)
+    return mx.concatenate(outs)
+
+
+@pytest.fixture
+def late(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Decode attention stores new tokens itself, where heads are alike. Counts its calls."""
+    calls: list[int] = []
+
+    def ragged(*given: Any, **named: Any) -> mx.array:
+        calls.append(1)
+        return stored_late(*given, **named)
+
+    monkeypatch.setattr("chairlift.cache.attention.on_cuda", lambda: True)
+    monkeypatch.setattr("chairlift.cache.attention.ragged_available", lambda *heads: True)
+    monkeypatch.setattr("chairlift.cache.attention.ragged_attention", ragged)
+    return calls
+
+
+@pytest.mark.parametrize("ring", [None, 7, 280])
+@pytest.mark.parametrize("alike", [True, False])
+def test_new_tokens_are_stored_by_attention_or_before_it(
+    ring: int | None, alike: bool, late: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if alike:
+        monkeypatch.setattr("tests.cache.test_views.VALUE_DIM", DIM)
+    for leave in (frozenset[int](), frozenset({1})):
+        ride = Ride((3, 0, 12, 300, 257), leave, 3, ((5, 4),), True)
+        check_ride(ride, KVCache if ring is None else lambda: RotatingKVCache(ring), None, ring)
+    assert bool(late) is alike
+
+
+def test_who_reads_a_block_comes_after_what_attention_stored(
+    late: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tests.cache.test_views.VALUE_DIM", DIM)
+    row = seen(KVCache, np.random.default_rng(1), 5)
+    batch = RowBatch([KVCache()])
+    batch.change(join={0: ([row.cache], 5)})
+    step = batch.begin()
+    (view,) = batch.caches(step, mx.array([5], dtype=mx.int32))
+    view.update_and_fetch(mx.ones((1, KV_HEADS, 1, DIM)), mx.ones((1, KV_HEADS, 1, DIM)))
+    before = view.store.blocks[step.cohorts[0].key].planes
+    mx.eval(before)
+    where = [np.frombuffer(memoryview(plane)).ctypes.data for plane in before]
+    out = view.attend(mx.ones((1, HEADS, 1, DIM)), scale=SCALE, mask=view.make_mask(1))
+    after = view.store.blocks[step.cohorts[0].key].planes
+    graph = io.StringIO()
+    mx.export_to_dot(graph, after[0], after[1], out)
+    assert "Depends" in graph.getvalue()
+    mx.eval(after)
+    assert [np.frombuffer(memoryview(plane)).ctypes.data for plane in after] == where
 
 
 def dense_step(rows: dict[int, History], window: int | None) -> tuple[np.ndarray, np.ndarray]:
