@@ -299,14 +299,18 @@ def ragged_available(head_dim: int, group: int, dtype: mx.Dtype) -> bool:
     if not on_cuda():
         return False
     try:
-        return all(_agrees(head_dim, group, dtype, lengths) for lengths in ((1, 70, 300), (513, 2, 129)))
+        return all(
+            _agrees(head_dim, group, dtype, lengths) for lengths in ((1, 70, 300), (513, 2, 129), (9, 700))
+        )
     except Exception:
         return False
 
 
 def _agrees(head_dim: int, group: int, dtype: mx.Dtype, lengths: tuple[int, ...]) -> bool:
-    """With tokens that are in their blocks, and with new ones, which are there afterwards."""
+    """With tokens that are in their blocks, and with new ones, which are there afterwards; in rings that have
+    wrapped, too, without a window of their own."""
     kv_heads, capacity = 2, 576
+    wrapped = max(lengths) > capacity
     shape = (len(lengths) + 1, kv_heads, capacity, head_dim)
     draw = functools.partial(_normal, dtype=dtype)
     keys, values = draw(shape, 1), draw(shape, 2)
@@ -318,14 +322,14 @@ def _agrees(head_dim: int, group: int, dtype: mx.Dtype, lengths: tuple[int, ...]
     for window, sink, new in (
         (None, None, None),
         (None, sinks, news[0]),
-        (50, None, news[1]),
+        (None if wrapped else 50, None, news[1]),
         (None, None, None),
     ):
         want_keys, want_values = mx.contiguous(keys + 0), mx.contiguous(values + 0)
         for row, (slot, length) in enumerate(zip(slots, lengths, strict=True)):
             if new is not None:
-                want_keys[slot, :, length - 1] = new[0][row, :, 0]
-                want_values[slot, :, length - 1] = new[1][row, :, 0]
+                want_keys[slot, :, (length - 1) % capacity] = new[0][row, :, 0]
+                want_values[slot, :, (length - 1) % capacity] = new[1][row, :, 0]
         mx.eval(keys, values, want_keys, want_values)
         got = ragged_attention(
             queries,
