@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
@@ -14,6 +15,7 @@ from chairlift.engine.errors import ModelUnavailable
 from chairlift.engine.models.folders import cache_folder, unwritable
 from chairlift.engine.plan import LoadedModel
 from chairlift.engine.prefix.disk import QUEUE_BYTES, PrefixDisk
+from chairlift.engine.prefix.index import PrefixIndex
 from chairlift.engine.prefix.prefixes import Prefixes
 from chairlift.engine.prefix.vocabulary import PageData
 
@@ -89,6 +91,14 @@ def _folder(config: EngineConfig) -> Path:
 
 def _unusable(config: EngineConfig, why: str) -> ModelUnavailable:
     return ModelUnavailable(f"The prefix cache cannot be kept in {_folder(config)}: {why}.")
+
+
+def prefixes_of(
+    index: PrefixIndex | None, disk: PrefixDisk | None, computes: Callable[[], float | None]
+) -> Prefixes:
+    """What the scheduler has of both tiers. `computes`: as of `Prefixes`."""
+    identity = disk.model if disk is not None else ""
+    return Prefixes(index, time.monotonic, identity=identity, catalogue=disk, computes=computes)
 
 
 class DiskTraffic:

@@ -19,7 +19,7 @@ from functools import partial
 from chairlift.engine.answers import Answers
 from chairlift.engine.config import EngineConfig, EngineObserver, EngineStats
 from chairlift.engine.constraints import Compiler
-from chairlift.engine.disk import DiskTraffic, open_disk, require_disk
+from chairlift.engine.disk import DiskTraffic, open_disk, prefixes_of, require_disk
 from chairlift.engine.errors import (
     SHUTTING_DOWN,
     EngineError,
@@ -44,7 +44,6 @@ from chairlift.engine.plan import (
     Tokenizer,
 )
 from chairlift.engine.prefix.index import PrefixIndex
-from chairlift.engine.prefix.prefixes import Prefixes
 from chairlift.engine.request import MAX_SEED, Request, SamplingParams
 from chairlift.engine.row import RequestTiming, Row
 from chairlift.engine.scheduler import Scheduler
@@ -159,7 +158,7 @@ class Engine:
         await thread.run(self._memory.bound)
         self._runner.when_built(on_loop(self._answers.tell))
         disk = await open_disk(loaded, self.config)
-        prefixes = Prefixes(index, time.monotonic, identity=disk.model if disk else "", catalogue=disk)
+        prefixes = prefixes_of(index, disk, self._pace.rate)
         self._scheduler = Scheduler(
             max_num_seqs=self.config.max_num_seqs,
             max_num_batched_tokens=budget,

@@ -45,6 +45,8 @@ class Pace:
         self._decode: deque[float] = deque(maxlen=SAMPLES)
         self._prompts: deque[tuple[float, float]] = deque(maxlen=2 * SAMPLES)
         """Tokens, and seconds beyond a decode step's."""
+        self._alone: deque[float] = deque(maxlen=SAMPLES)
+        """Tokens a second of steps of prompts alone."""
         self._known: tuple[float, float, bool] | None = None
         """What `_costs` makes of them."""
 
@@ -61,11 +63,17 @@ class Pace:
         if before is None or before.encode or plan.encode:
             return
         tokens = [sum(len(span.tokens) for span in each.prefill) for each in (before, plan)]
+        if min(tokens) and seconds > 0 and not before.decode and not plan.decode:
+            self._alone.append(sum(tokens) / 2 / seconds)
         if not any(tokens) and before.decode and plan.decode:
             self._decode.append(seconds)
         elif min(tokens) and self._decode:
             self._prompts.append((sum(tokens) / 2, max(0.0, seconds - median(self._decode))))
             self._known = None
+
+    def rate(self) -> float | None:
+        """Tokens a second that prompts are computed at where nobody decodes; None before that was seen."""
+        return median(self._alone) if self._alone else None
 
     @property
     def allowed(self) -> float | None:

@@ -14,6 +14,7 @@ from chairlift.engine.prefix.index import PrefixIndex
 from chairlift.engine.prefix.row import RowPrefix
 from chairlift.engine.prefix.vocabulary import Load, Page, PageData, PrefixStats, Restore, Save
 from chairlift.engine.prefix.waiting import FetchingRows
+from chairlift.engine.prefix.worth import FetchWorth
 from chairlift.engine.request import Request
 from chairlift.engine.row import Row, RowState
 
@@ -43,6 +44,7 @@ class Prefixes:
         clock: monotonic seconds.
         identity: the model, as prefixes are named by it.
         catalogue: what the disk keeps; None where there is none.
+        computes: tokens a second that prompts are computed at, as far as is known.
     """
 
     def __init__(
@@ -52,13 +54,16 @@ class Prefixes:
         *,
         identity: str = "",
         catalogue: Catalogue | None = None,
+        computes: Callable[[], float | None] = lambda: None,
     ) -> None:
         self.index = index
         self.identity = identity
         self._clock = clock
         self._fetching: FetchingRows | None = None
         if index is not None and catalogue is not None:
-            self._fetching = FetchingRows(catalogue, index.spec, index.limit // 2, clock)
+            self._fetching = FetchingRows(
+                catalogue, index.spec, index.limit // 2, clock, FetchWorth(computes)
+            )
         self._keep: list[Save] = []
 
     @property

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from chairlift.engine.prefix.fetch import Catalogue, Fetch
 from chairlift.engine.prefix.vocabulary import Load, Page, PageData, PrefixSpec, Restore
+from chairlift.engine.prefix.worth import FetchWorth
 from chairlift.engine.row import Row
 
 PATIENCE = 30.0
@@ -28,6 +29,8 @@ class _Waiting:
     row: Row
     fetch: Fetch
     deadline: float
+    asked: float
+    """When, by the clock."""
     arrived: deque[tuple[Page, PageData]] | None = None
     """Still to load, without ids; None until the disk has answered."""
 
@@ -40,12 +43,14 @@ class FetchingRows:
         spec: sizes of pages.
         limit: bytes that may be under way, unless one fetch alone has more.
         clock: monotonic seconds.
+        worth: whether computing is sooner done.
     """
 
     catalogue: Catalogue
     spec: PrefixSpec
     limit: int
     clock: Callable[[], float]
+    worth: FetchWorth
     timeouts: int = 0
     _used: list[Page] = field(default_factory=list)
     _waiting: dict[int, _Waiting] = field(default_factory=dict)  # by number of the fetch
@@ -71,6 +76,9 @@ class FetchingRows:
             page.tokens * self.spec.bytes_per_token if page.tokens else self.spec.checkpoint_bytes
             for page in pages
         )
+        if not self.worth.of(nbytes, max(page.start + page.tokens for page in pages) - row.prefix.available):
+            self._asked.add(row.arrival)
+            return False
         busy = sum(waiting.fetch.nbytes for waiting in self._waiting.values())
         if self._waiting and (
             nbytes + busy > self.limit or any(page.digest in self._under_way for page in pages)
@@ -80,7 +88,7 @@ class FetchingRows:
         row.prefix.fetches()
         fetch = Fetch(self._next, pages, nbytes)
         self._next += 1
-        self._waiting[fetch.number] = _Waiting(row, fetch, self.clock() + PATIENCE)
+        self._waiting[fetch.number] = _Waiting(row, fetch, self.clock() + PATIENCE, self.clock())
         self._of_row[row.arrival] = fetch.number
         self._asked.add(row.arrival)
         self._under_way.update(page.digest for page in pages)
@@ -144,6 +152,8 @@ class FetchingRows:
                     if page is not None
                 ]
             if waiting.arrived is not None and not waiting.arrived:
+                if batch:
+                    self.worth.fetched(waiting.fetch.nbytes, self.clock() - waiting.asked)
                 self._end(waiting)
         return loads
 

@@ -34,6 +34,17 @@ def settled(pace: Pace, decode: float, token: float, steps: int = 20, fixed: flo
     return pace
 
 
+def test_the_rate_is_that_of_steps_of_prompts_alone() -> None:
+    pace = Pace(None, start=64, most=256)
+    alone = StepPlan(3, prefill=(Span(2, 0, (0,) * 100, last=False),))
+    follow(pace, DECODE, DECODE, 0.1)
+    follow(pace, mixed(100), mixed(100), 0.5)
+    follow(pace, DECODE, alone, 0.1)
+    assert pace.rate() is None
+    follow(pace, alone, alone, 0.2)
+    assert pace.rate() == 500
+
+
 def test_before_anything_is_known_it_starts_as_told() -> None:
     pace = Pace(None, start=64, most=256)
     assert pace.tokens() == 64 and pace.allowed is None

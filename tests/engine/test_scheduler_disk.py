@@ -6,6 +6,7 @@ import pytest
 
 from chairlift.engine.prefix import waiting
 from chairlift.engine.prefix.vocabulary import PrefixSpec
+from chairlift.engine.prefix.worth import RETRY, SAMPLES, FetchWorth
 from chairlift.engine.row import RowState
 from tests.engine.fake_disk import FakeDisk
 from tests.engine.test_scheduler_machine import Driver, make
@@ -64,6 +65,40 @@ def test_what_memory_lost_is_fetched_and_taken_over(spec: PrefixSpec, cached: in
     again = lodge.driver.add([*tokens, 1, 2, 3], 4)
     lodge.finish(answer=False)
     assert again.cached >= cached, "memory has it now"
+
+
+@pytest.mark.parametrize(("rate", "cached"), [(5.0, 104), (100.0, 0), (None, 104)])
+def test_what_is_sooner_computed_is_not_fetched(rate: float | None, cached: int) -> None:
+    """A first fetch has shown that a hundred tokens take ten seconds."""
+    lodge = Lodge()
+    fetching = lodge.scheduler.prefixes._fetching
+    assert fetching is not None
+    fetching.worth = FetchWorth(lambda: rate)
+    tokens = lodge.left_behind(100)
+    assert lodge.scheduler.prefixes.index is not None
+    first = lodge.driver.add(tokens, 4)
+    lodge.driver.step()
+    lodge.now += 10
+    lodge.finish()
+    assert first.cached == 104
+    lodge.scheduler.prefixes.index.clear()
+    second = lodge.driver.add(tokens, 4, seed=1)
+    lodge.driver.step()
+    assert bool(lodge.disk.pending) is bool(cached)
+    lodge.finish()
+    assert second.cached == cached
+
+
+def test_now_and_then_the_disk_is_tried_again() -> None:
+    worth = FetchWorth(lambda: 1000.0)
+    assert worth.of(10**9, 10), "nothing is known of the disk"
+    worth.fetched(10**6, 1.0)
+    asked = [worth.of(10**6, 999) for _ in range(2 * RETRY)]
+    assert [index for index, made in enumerate(asked, 1) if made] == [RETRY, 2 * RETRY]
+    assert worth.of(10**6, 1000)
+    for _ in range(SAMPLES):
+        worth.fetched(10**9, 1.0)
+    assert worth.of(10**6, 999)
 
 
 def test_other_rows_go_on_meanwhile() -> None:
