@@ -13,6 +13,8 @@ from statistics import median
 
 SAMPLES = 9
 """Fetches whose median counts."""
+SHORT = 0.25
+"""Seconds: what would take no longer is fetched without more ado."""
 RETRY = 16
 """One in so many fetches that are not worth it is made all the same: the disk may be faster by now."""
 
@@ -38,7 +40,9 @@ class FetchWorth:
     def of(self, nbytes: int, tokens: int) -> bool:
         """Whether so many bytes should be fetched in place of computing so many tokens."""
         computes = self.computes()
-        if computes is None or not self._rates or nbytes / median(self._rates) <= tokens / computes:
+        if computes is None or not self._rates:
+            return True
+        if nbytes / median(self._rates) <= max(SHORT, tokens / computes):
             return True
         self.refused += 1
         return self.refused % RETRY == 0

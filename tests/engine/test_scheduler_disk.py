@@ -93,6 +93,7 @@ def test_now_and_then_the_disk_is_tried_again() -> None:
     worth = FetchWorth(lambda: 1000.0)
     assert worth.of(10**9, 10), "nothing is known of the disk"
     worth.fetched(10**6, 1.0)
+    assert worth.of(250_000, 1), "it is not worth asking whether it is worth it"
     asked = [worth.of(10**6, 999) for _ in range(2 * RETRY)]
     assert [index for index, made in enumerate(asked, 1) if made] == [RETRY, 2 * RETRY]
     assert worth.of(10**6, 1000)
