@@ -112,10 +112,9 @@ class CohortKV:
             raise ValueError(f"A row joins from a cache of batch 1, not {planes[0].shape[0]}.")
         block.allocate(planes)
         block.clear(place.slot, offset)
-        slot = slice(place.slot, place.slot + 1)
         for plane, own in zip(block.planes, planes, strict=True):
             for target, count, source in self._stretches(offset, own.shape[2]):
-                plane[slot, :, target : target + count] = own[:, :, source : source + count]
+                _put_rows(plane, place.slot, target, own[:, :, source : source + count])
 
     def read(self, place: Place, tokens: int) -> Any:
         """The single-request cache of a slot that holds `tokens` tokens, in memory of its own."""
@@ -306,9 +305,8 @@ class CohortKV:
     def _unrolled(self, row: mx.array, tokens: int, kept: int) -> mx.array:
         """The last `kept` tokens of one row `[1, kv_heads, width, head_dim]`, oldest first."""
         start = 0 if self.window is None else (tokens - kept) % self.window
-        if start == 0:
-            return mx.contiguous(row[:, :, :kept])
-        return mx.concatenate([row[:, :, start:], row[:, :, :start]], axis=2)
+        # Two parts even where one is empty: one alone that is the whole block would be passed on, not copied.
+        return mx.concatenate([row[:, :, start:kept], row[:, :, :start]], axis=2)
 
     def _rebuild(self, action: Rebuild) -> None:
         capacity = self._width(action.capacity)
@@ -330,9 +328,8 @@ class CohortKV:
         count = self._width(action.tokens)
         target.clear(target_slot, count)
         moved = slice(source_slot, source_slot + 1)
-        slot = slice(target_slot, target_slot + 1)
         for plane, old in zip(target.planes, source.planes, strict=True):
-            plane[slot, :, :count] = old[moved, :, :count]
+            _put_rows(plane, target_slot, 0, old[moved, :, :count])
 
 
 def temporal(cache: Any) -> tuple[mx.array, mx.array]:
@@ -372,5 +369,13 @@ def _rebuilt(old: mx.array, action: Rebuild, capacity: int) -> mx.array:
         return new
     part = old[:, :, :kept]
     part = part[:rows] if action.sources == tuple(range(rows)) else part[mx.array(action.sources)]
-    new[:rows, :, :kept] = part
+    _put_rows(new, 0, 0, part)
     return new
+
+
+def _put_rows(plane: mx.array, slot: int, start: int, rows: mx.array) -> None:
+    """Write rows into a plane, from a slot and a position on. Where they fill it mlx would have them as they
+    are in the plane's place: a view of memory that others write into, and not in order."""
+    if rows.shape == plane.shape:
+        rows = mx.concatenate([rows, rows[:0]])
+    plane[slot : slot + rows.shape[0], :, start : start + rows.shape[2]] = rows

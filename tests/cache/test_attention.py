@@ -123,6 +123,37 @@ def test_a_row_moves_to_another_cohort() -> None:
         assert_same([store.read(Place(1, 0), 20)], row.caches)
 
 
+def places(array: mx.array) -> range:
+    """Where the numbers lie; a BufferError where they are not in order."""
+    mx.eval(array)
+    first = np.frombuffer(memoryview(array), dtype=np.float32).ctypes.data  # type: ignore[arg-type]
+    return range(first, first + array.nbytes)
+
+
+@pytest.mark.parametrize("tokens", [8, 16, 24])
+def test_a_row_that_fills_its_block_is_copied_in_order(tokens: int) -> None:
+    store = stored(lambda: RotatingKVCache(8), slots=1)
+    alone = Alone(lambda: [RotatingKVCache(8)], 0, [tokens])
+    store.write(FIRST, alone.caches[0])
+    written = [places(plane) for plane in store.blocks[0].planes]
+    taken = store.read(FIRST, tokens)
+    assert_same([taken], alone.caches)
+    read = [places(plane) for plane in (taken.keys, taken.values)]
+    assert not {at for lies in written for at in lies} & {at for lies in read for at in lies}
+
+
+def test_a_row_that_fills_its_block_leaves_the_memory_of_the_one_before() -> None:
+    store = stored(lambda: RotatingKVCache(8))
+    alone = Alone(lambda: [RotatingKVCache(8)], 0, [20])
+    store.write(FIRST, alone.caches[0])
+    before = [plane[:] for plane in store.blocks[0].planes]
+    held = {at for plane in before for at in places(plane)}
+    store.apply([Rebuild(1, (), 1, 256), Move((0, 0), (1, 0), 20), Rebuild(0, (0,), 1, 128)])
+    for key in (0, 1):
+        assert not held & {at for plane in store.blocks[key].planes for at in places(plane)}
+        assert_same([store.read(Place(key, 0), 20)], alone.caches)
+
+
 def test_memory_comes_with_the_first_tokens() -> None:
     store = stored(KVCache, slots=3, capacity=128)
     assert (store.nbytes, store.bytes_per_token) == (0, 0)

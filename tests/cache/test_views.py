@@ -258,6 +258,25 @@ def test_who_reads_a_block_comes_after_what_attention_stored(
     assert [np.frombuffer(memoryview(plane)).ctypes.data for plane in after] == where
 
 
+@pytest.mark.parametrize("held", [5, 7, 9, 14])
+def test_what_is_taken_out_of_a_ring_stays_when_attention_stores_the_next_token(
+    held: int, late: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tests.cache.test_views.VALUE_DIM", DIM)
+    row = seen(lambda: RotatingKVCache(7), np.random.default_rng(2), held)
+    batch = RowBatch([RotatingKVCache(7)])
+    batch.change(join={0: ([row.cache], held)})
+    (taken,) = batch.states(0)
+    step = batch.begin()
+    (view,) = batch.caches(step, mx.array([held], dtype=mx.int32))
+    new = mx.full((1, KV_HEADS, 1, DIM), 9.0)
+    view.update_and_fetch(new, new)
+    mx.eval(view.attend(mx.ones((1, HEADS, 1, DIM)), scale=SCALE, mask=view.make_mask(1)))
+    assert late
+    np.testing.assert_array_equal(np.array(taken.keys)[0], row.keys[:, -7:])
+    np.testing.assert_array_equal(np.array(taken.values)[0], row.values[:, -7:])
+
+
 def dense_step(rows: dict[int, History], window: int | None) -> tuple[np.ndarray, np.ndarray]:
     """(fused attention over the dense view's arrays, the reference), `[rows, HEADS, VALUE_DIM]` each."""
     draw = np.random.default_rng(7)
