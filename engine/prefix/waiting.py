@@ -33,6 +33,8 @@ class _Waiting:
     """When, by the clock."""
     arrived: deque[tuple[Page, PageData]] | None = None
     """Still to load, without ids; None until the disk has answered."""
+    whole: bool = False
+    """The disk had all that was asked for."""
 
 
 @dataclass(slots=True)
@@ -128,7 +130,8 @@ class FetchingRows:
             if page.digest not in data:
                 break
             waiting.arrived.append((page, data[page.digest]))
-        if self.spec.checkpointed and len(waiting.arrived) < len(pages):
+        waiting.whole = len(waiting.arrived) == len(pages)
+        if self.spec.checkpointed and not waiting.whole:
             waiting.arrived.clear()
         if not waiting.arrived:
             self._end(waiting)
@@ -152,7 +155,7 @@ class FetchingRows:
                     if page is not None
                 ]
             if waiting.arrived is not None and not waiting.arrived:
-                if batch:
+                if batch and waiting.whole:
                     self.worth.fetched(waiting.fetch.nbytes, self.clock() - waiting.asked)
                 self._end(waiting)
         return loads

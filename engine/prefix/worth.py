@@ -33,8 +33,10 @@ class FetchWorth:
     """Bytes a second, from asking until all is there."""
 
     def fetched(self, nbytes: int, seconds: float) -> None:
-        """A whole fetch took so long."""
-        if nbytes > 0 and seconds > 0:
+        """A whole fetch took so long. One that is short, and was to be, tells nothing of long ones: most of
+        its time it waited for a step."""
+        expected = nbytes / median(self._rates) if self._rates else 0.0
+        if nbytes > 0 and seconds > 0 and max(seconds, expected) > SHORT:
             self._rates.append(nbytes / seconds)
 
     def of(self, nbytes: int, tokens: int) -> bool:

@@ -6,7 +6,7 @@ import pytest
 
 from chairlift.engine.prefix import waiting
 from chairlift.engine.prefix.vocabulary import PrefixSpec
-from chairlift.engine.prefix.worth import RETRY, SAMPLES, FetchWorth
+from chairlift.engine.prefix.worth import RETRY, SAMPLES, SHORT, FetchWorth
 from chairlift.engine.row import RowState
 from tests.engine.fake_disk import FakeDisk
 from tests.engine.test_scheduler_machine import Driver, make
@@ -100,6 +100,38 @@ def test_now_and_then_the_disk_is_tried_again() -> None:
     for _ in range(SAMPLES):
         worth.fetched(10**9, 1.0)
     assert worth.of(10**6, 999)
+
+
+def test_short_fetches_tell_nothing_of_long_ones() -> None:
+    worth = FetchWorth(lambda: 1000.0)
+    worth.fetched(10**9, 1.0)
+    for _ in range(SAMPLES):
+        worth.fetched(10**6, SHORT / 5)
+    assert worth.of(10**9, 1000) and not worth.of(10**9, 999)
+
+
+def test_a_disk_that_has_become_fast_is_known_by_fetches_that_are_short_now() -> None:
+    worth = FetchWorth(lambda: 1000.0)
+    worth.fetched(10**9, 10.0)
+    assert not worth.of(10**9, 1000)
+    for _ in range(SAMPLES):
+        worth.fetched(10**9, SHORT / 5)
+    assert worth.of(10**9, 1000)
+
+
+def test_a_fetch_that_found_little_tells_nothing_of_the_disk() -> None:
+    lodge = Lodge()
+    fetching = lodge.scheduler.prefixes._fetching
+    assert fetching is not None
+    fetching.worth = FetchWorth(lambda: 100.0)
+    tokens = lodge.left_behind(100)
+    row = lodge.driver.add(tokens, 4)
+    lodge.driver.step()
+    lodge.now += 10
+    lodge.disk.answer(lodge.scheduler, most=5)
+    lodge.finish(answer=False)
+    assert row.cached == 20
+    assert fetching.worth.of(10**9, 1), "nothing is known"
 
 
 def test_other_rows_go_on_meanwhile() -> None:
