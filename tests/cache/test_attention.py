@@ -154,6 +154,20 @@ def test_a_row_that_fills_its_block_leaves_the_memory_of_the_one_before() -> Non
         assert_same([store.read(Place(key, 0), 20)], alone.caches)
 
 
+@pytest.mark.parametrize("sources", [(0,), (1,), (0, 1), (0, 2)])
+def test_a_cohort_that_is_packed_lies_in_order_in_memory_of_its_own(sources: tuple[int, ...]) -> None:
+    store = stored(KVCache, slots=3, capacity=384)
+    rows = [Alone(lambda: [KVCache()], row, [20 + row]) for row in range(3)]
+    for slot, row in enumerate(rows):
+        store.write(Place(0, slot), row.caches[0])
+    before = [plane[:] for plane in store.blocks[0].planes]
+    held = {at for plane in before for at in places(plane)}
+    store.apply([Rebuild(0, sources, len(sources), 128)])
+    assert not held & {at for plane in store.blocks[0].planes for at in places(plane)}
+    for slot, source in enumerate(sources):
+        assert_same([store.read(Place(0, slot), 20 + source)], rows[source].caches)
+
+
 def test_memory_comes_with_the_first_tokens() -> None:
     store = stored(KVCache, slots=3, capacity=128)
     assert (store.nbytes, store.bytes_per_token) == (0, 0)
