@@ -176,9 +176,14 @@ class CohortKV:
             sinks: `[heads]`, one more logit per head that takes weight and gives nothing.
             new: keys and values of the new tokens, as `append` takes them, if they are yet to be stored.
         """
-        if new is not None and not self.blocks[step.key].planes:
-            self.append(step, *new)
-            new = None
+        if new is not None:
+            block = self.blocks[step.key]
+            if block.planes:
+                # As they are, all but for sure: the kernel takes them for contiguous, and writes into them.
+                block.planes = [mx.contiguous(plane) for plane in block.planes]
+            else:
+                self.append(step, *new)
+                new = None
         keys, values = self.arrays(step.key)
         ragged = self._ragged(step, queries, keys, values, scale, window, sinks, new)
         if ragged is not None:

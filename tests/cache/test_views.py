@@ -236,6 +236,29 @@ def test_new_tokens_are_stored_by_attention_or_before_it(
     assert bool(late) is alike
 
 
+def test_a_block_that_is_a_view_is_put_in_order_before_attention_writes_into_it(
+    late: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tests.cache.test_views.VALUE_DIM", DIM)
+    row = seen(KVCache, np.random.default_rng(1), 5)
+    batch = RowBatch([KVCache()])
+    batch.change(join={0: ([row.cache], 5)})
+    step = batch.begin()
+    (view,) = batch.caches(step, mx.array([5], dtype=mx.int32))
+    block = view.store.blocks[step.cohorts[0].key]
+    large = [mx.pad(plane, [(0, 0), (0, 0), (0, 64), (0, 0)]) for plane in block.planes]
+    block.planes = [plane[:, :, : block.capacity] for plane in large]
+    mx.eval(large, block.planes)
+    new = mx.full((1, KV_HEADS, 1, DIM), 7.0), mx.full((1, KV_HEADS, 1, DIM), 8.0)
+    view.update_and_fetch(*new)
+    mx.eval(view.attend(mx.ones((1, HEADS, 1, DIM)), scale=SCALE, mask=view.make_mask(1)))
+    for plane, token, old in zip(block.planes, new, large, strict=True):
+        assert plane.shape[2] == block.capacity
+        np.testing.assert_array_equal(plane[:, :, 5:6], token)
+        np.testing.assert_array_equal(plane[:, :, :5], old[:, :, :5])
+        assert not old[:, :, 5:].any()
+
+
 def test_who_reads_a_block_comes_after_what_attention_stored(
     late: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
