@@ -22,6 +22,8 @@ COLOUR = {
     },
 }
 SEA, LOOP = "The sea at night is", "one two one two one two one two one two"
+# Draws by seed fall 9e-5 of the whole weight or more beside a token's border (it is not easily told of the
+# eighth and the thirteenth): products with other numbers of rows round differently, and one at 4e-6 turned.
 ASKS = (
     complete(LOOP, **SHORT),
     complete(LOOP, **SHORT, frequency_penalty=2, presence_penalty=2),
@@ -29,11 +31,11 @@ ASKS = (
     complete(LOOP, **SHORT, repetition_penalty=1.4),
     complete(SEA, **SHORT, logit_bias={"28": -100, "260": 5}),
     complete(SEA, **SHORT, allowed_token_ids=list(range(500, 900)), min_tokens=3),
-    complete([1, 504, 3575], **WARM, seed=1, stop=["e", " a"], min_tokens=4),
+    complete([1, 504, 3575], **WARM, seed=12, stop=["e", " a"], min_tokens=4),
     complete([1, 504, 3575], **WARM, seed=2, xtc_probability=1, xtc_threshold=0.05),
     complete("Once upon a time", **WARM, seed=3, stop_token_ids=[28, 30], ignore_eos=True),
-    complete("Once upon a time", **WARM, seed=4, n=2, logprobs=0),
-    complete("Once upon a time", **WARM, seed=5, best_of=2),
+    complete("Once upon a time", **WARM, seed=21, n=2, logprobs=0),
+    complete("Once upon a time", **WARM, seed=21, best_of=2),
     chat("Name a colour.", **SHORT, response_format=COLOUR),
     chat("Name a colour.", **WARM, seed=6, response_format=COLOUR, frequency_penalty=0.5),
     chat("Name a colour.", **WARM, seed=7, logprobs=True, top_logprobs=4),
