@@ -6,9 +6,11 @@ off."""
 
 from __future__ import annotations
 
+import argparse
 import random
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 
@@ -45,8 +47,14 @@ def plans(requests: int, *, prefixes: bool) -> list[float]:
     return seconds
 
 
+def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--requests", nargs="+", type=int, default=[8, 32, 128], help="that come at once")
+    return parser.parse_args(argv)
+
+
 def main() -> int:
-    for requests in (8, 32, 128):
+    for requests in parse().requests:
         for prefixes in (False, True):
             took = plans(requests, prefixes=prefixes)
             kept = "prefixes kept" if prefixes else "none kept"
