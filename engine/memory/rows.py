@@ -265,10 +265,10 @@ class RowMemory:
         if self._most is None:
             if any(each.preempted for each in (*self._live, *self._line)):
                 return None
-            self._most = sum(self._trial.most(each, SLICE) for each in self._trial.rows)
-        trial = RowStates(sizes)
-        trial.admit(0, holding(sizes, row))
-        return self._most + trial.most(0, SLICE)
+            lengths = self._trial.layout.lengths
+            rows = self._trial.rows.items()
+            self._most = sum(self._trial.most(held, SLICE, lengths.get(each)) for each, held in rows)
+        return self._most + self._trial.most(holding(sizes, row), SLICE)
 
     def reserve(
         self,

@@ -251,11 +251,14 @@ class RowStates:
             more += sizes.slots(slots, capacity) - sizes.slots(slots, cohort.capacity)
         return more
 
-    def most(self, row: int, spare: int) -> int:
+    def most(self, held: Holding, spare: int, length: int | None = None) -> int:
         """Bytes that a row accounts for at most, whatever cohort of several it is in or joins, with what is
-        there twice when it joins, and room for `spare` tokens more. For rows that share cohorts."""
-        sizes, held = self.sizes, self.rows[row]
-        length = self.layout.lengths.get(row, held.tokens)
+        there twice when it joins, and room for `spare` tokens more. For rows that share cohorts.
+
+        Args:
+            length: tokens that it has now, of one that has joined.
+        """
+        sizes, length = self.sizes, held.tokens if length is None else length
         capacity = round_up(most_room(length, sizes.floor) + spare + 1)
         own = sizes.own(self.room_for(held))
         return 2 * (sizes.slots(1, capacity) + own) + held.extra + sizes.row_bytes

@@ -10,14 +10,14 @@ tokens go on with the weight as it is, for which that would be slower.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 
 import mlx.core as mx
 import mlx.nn as nn
 
 from chairlift.engine.blas import FEW_TOKENS
-from chairlift.engine.models.strides import SAMPLE_BYTES, heads
+from chairlift.engine.models.products import pays
+from chairlift.engine.models.strides import heads
 
 BLOCK = 32
 """Columns: fewer are slower to read, and with more the products of large weights are no small ones."""
@@ -25,8 +25,6 @@ MEMORY_SHARE = 1 / 8
 """Of the memory that there is to use, that the copies may take."""
 GAIN = 0.9
 """Of the time as they are, that products by blocks may take to be worth the memory."""
-TRIES = 8
-ROWS = (1, FEW_TOKENS // 2)
 
 
 class BlockLinear(nn.Linear):  # type: ignore[misc]
@@ -75,23 +73,8 @@ def keep_blocks(model: nn.Module, vocab: int) -> int:
 
 
 def blocks_are_faster(weights: Sequence[mx.array]) -> bool:
-    """Whether products of a few rows with these weights `[outputs, inputs]` are, by the best of some tries in
-    turns."""
-    sample, size = list[mx.array](), 0
-    for weight in weights:
-        if size < SAMPLE_BYTES:
-            sample.append(weight)
-            size += weight.nbytes
-    blocks = [in_blocks(weight) for weight in sample]
-    inputs = [[mx.ones((rows, weight.shape[1])) for weight in sample] for rows in ROWS]
-    mx.eval(blocks, inputs)
-    plain, blocked = list[float](), list[float]()
-    for _ in range(TRIES):
-        plain.append(_seconds([[x @ w.T for x, w in zip(each, sample, strict=True)] for each in inputs]))
-        blocked.append(
-            _seconds([[product(x, w) for x, w in zip(each, blocks, strict=True)] for each in inputs])
-        )
-    return min(blocked) < GAIN * min(plain)
+    """Whether products of a few rows with these weights `[outputs, inputs]` are."""
+    return pays(weights, in_blocks, product, GAIN)
 
 
 def in_blocks(weight: mx.array) -> mx.array:
@@ -105,12 +88,6 @@ def product(x: mx.array, blocks: mx.array) -> mx.array:
     *shape, inputs = x.shape
     parts = x.reshape(-1, inputs) @ blocks
     return parts.swapaxes(0, 1).reshape(*shape, blocks.shape[0] * BLOCK)
-
-
-def _seconds(products: list[list[mx.array]]) -> float:
-    begin = time.perf_counter()
-    mx.eval(products)
-    return time.perf_counter() - begin
 
 
 def _suits(x: mx.array) -> bool:

@@ -8,57 +8,28 @@ weight lies column by column; on others it is slower then. So some weights are t
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 
 import mlx.core as mx
 import mlx.nn as nn
 
+from chairlift.engine.models.products import pays
+
 _ROWS = 64
 """Of a weight that are copied at a time: three times as fast as all at once, which misses the cache with
 every number."""
-SAMPLE_BYTES = 2**27
-"""Of weights that are tried: more than a CPU's caches hold."""
 GAIN = 0.97
 """Of the time as they are, that products by columns may take to be worth it."""
-TRIES = 4
-FEW_ROWS = (1, 8)
 
 
 def lay_out_if_faster(model: nn.Module, vocab: int) -> bool:
     """`lay_out_for_cpu`, if products with few rows are faster then here; says whether."""
     linear = [module.weight for _, module in model.named_modules() if isinstance(module, nn.Linear)]
-    sample, size = list[mx.array](), 0
-    for weight in (each for each in linear if each.dtype == mx.float32 and each.ndim == 2):
-        if size >= SAMPLE_BYTES:
-            break
-        sample.append(weight)
-        size += weight.nbytes
-    if not columns_are_faster(sample):
+    weights = [weight for weight in linear if weight.dtype == mx.float32 and weight.ndim == 2]
+    if not pays(weights, _by_columns, lambda x, weight: x @ weight.T, GAIN):
         return False
     lay_out_for_cpu(model, vocab)
     return True
-
-
-def columns_are_faster(weights: Sequence[mx.array]) -> bool:
-    """Whether products of a few rows with these weights `[outputs, inputs]` are, by the best of some tries in
-    turns."""
-    laid = [_by_columns(weight) for weight in weights]
-    times: dict[bool, list[float]] = {False: [], True: []}
-    for _ in range(TRIES):
-        for by_columns, tried in ((False, weights), (True, laid)):
-            times[by_columns].append(_products(tried))
-    return min(times[True]) < GAIN * min(times[False])
-
-
-def _products(weights: Sequence[mx.array]) -> float:
-    """Seconds of each weight's products with a few rows."""
-    rows = [[mx.ones((count, weight.shape[1])) for weight in weights] for count in FEW_ROWS]
-    mx.eval(rows)
-    begin = time.perf_counter()
-    for inputs in rows:
-        mx.eval([x @ weight.T for x, weight in zip(inputs, weights, strict=True)])
-    return time.perf_counter() - begin
 
 
 def lay_out_for_cpu(model: nn.Module, vocab: int) -> None:

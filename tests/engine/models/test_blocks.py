@@ -12,7 +12,7 @@ import pytest
 from mlx.utils import tree_flatten
 
 from chairlift.engine.blas import FEW_TOKENS
-from chairlift.engine.models import blocks, loader
+from chairlift.engine.models import blocks, loader, products
 from chairlift.engine.models.blocks import BlockEmbedding, BlockLinear, block_if_faster, in_blocks, product
 from tests.mlx.test_quantized_kv import folder
 
@@ -98,12 +98,12 @@ def test_what_gains_little_is_not_worth_the_memory(
     """By the best try: one that something else held up says nothing."""
     model, tried = Small(tied=False), list[bool]()
 
-    def seconds(products: Sequence[Sequence[mx.array]]) -> float:
-        mx.eval(products)
+    def seconds(made: Sequence[mx.array]) -> float:
+        mx.eval(made)
         tried.append(len(tried) % 2 == 1)
         return 9.0 if len(tried) <= 2 else by_blocks if tried[-1] else 1.0
 
-    monkeypatch.setattr(blocks, "_seconds", seconds)
+    monkeypatch.setattr(products, "_seconds", seconds)
     size = block_if_faster(model, VOCAB, PLENTY)
     assert (size > 0) is worth and (type(model.inner[0]) is BlockLinear) is worth
 
