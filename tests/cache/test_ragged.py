@@ -14,17 +14,10 @@ from tests.cache.test_views import stored_late
 LENGTHS = ((1, 70, 300), (513, 2, 129), (9, 700), (577, 1200))
 
 
-def right(
-    queries: mx.array,
-    keys: mx.array,
-    values: mx.array,
-    slots: mx.array,
-    lengths: mx.array,
-    *more: Any,
-    **named: Any,
-) -> mx.array:
+def right(*blocks_and_rows: Any, **named: Any) -> mx.array:
+    queries, keys, values, slots, lengths, *more = blocks_and_rows
     if named["new"] is None:  # they are there: stored again as they are
-        places = list(zip(slots.tolist(), lengths.tolist(), strict=True))  # type: ignore[arg-type]
+        places = list(zip(slots.tolist(), lengths.tolist(), strict=True))
         named["new"] = tuple(
             mx.stack([block[slot, :, (length - 1) % block.shape[2]] for slot, length in places])[:, :, None]
             for block in (keys, values)
@@ -37,22 +30,15 @@ def forgetful(queries: mx.array, keys: mx.array, values: mx.array, *more: Any, *
     return right(queries, mx.contiguous(keys + 0), mx.contiguous(values + 0), *more, **named)
 
 
-def unwrapped(
-    queries: mx.array,
-    keys: mx.array,
-    values: mx.array,
-    slots: mx.array,
-    lengths: mx.array,
-    *more: Any,
-    **named: Any,
-) -> mx.array:
+def unwrapped(*blocks_and_rows: Any, **named: Any) -> mx.array:
     """Stores at the end of a ring that has wrapped."""
+    queries, keys, values, slots, lengths, *more = blocks_and_rows
     return right(queries, keys, values, slots, mx.minimum(lengths, keys.shape[2]), *more, **named)
 
 
-def blind(queries: mx.array, *more: Any, **named: Any) -> mx.array:
+def blind(*blocks_and_rows: Any, **named: Any) -> mx.array:
     """Attends to something else."""
-    return right(queries, *more, **named) + 0.1
+    return right(*blocks_and_rows, **named) + 0.1
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mlx_lm.models.cache import KVCache, RotatingKVCache
 
+from chairlift.cache.attention import Block
 from chairlift.cache.batch import RowBatch
 from chairlift.cache.views import AttendView, DenseView, SeamMask, SpanStep, span_mask
 
@@ -236,16 +237,21 @@ def test_new_tokens_are_stored_by_attention_or_before_it(
     assert bool(late) is alike
 
 
-def test_a_block_that_is_a_view_is_put_in_order_before_attention_writes_into_it(
-    late: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tests.cache.test_views.VALUE_DIM", DIM)
+def one_row() -> tuple[AttendView, Block]:
+    """A step of a row that holds five tokens, and the block that it lies in."""
     row = seen(KVCache, np.random.default_rng(1), 5)
     batch = RowBatch([KVCache()])
     batch.change(join={0: ([row.cache], 5)})
     step = batch.begin()
     (view,) = batch.caches(step, mx.array([5], dtype=mx.int32))
-    block = view.store.blocks[step.cohorts[0].key]
+    return view, view.store.blocks[step.cohorts[0].key]
+
+
+def test_a_block_that_is_a_view_is_put_in_order_before_attention_writes_into_it(
+    late: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tests.cache.test_views.VALUE_DIM", DIM)
+    view, block = one_row()
     large = [mx.pad(plane, [(0, 0), (0, 0), (0, 64), (0, 0)]) for plane in block.planes]
     block.planes = [plane[:, :, : block.capacity] for plane in large]
     mx.eval(large, block.planes)
@@ -263,17 +269,13 @@ def test_who_reads_a_block_comes_after_what_attention_stored(
     late: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tests.cache.test_views.VALUE_DIM", DIM)
-    row = seen(KVCache, np.random.default_rng(1), 5)
-    batch = RowBatch([KVCache()])
-    batch.change(join={0: ([row.cache], 5)})
-    step = batch.begin()
-    (view,) = batch.caches(step, mx.array([5], dtype=mx.int32))
+    view, block = one_row()
     view.update_and_fetch(mx.ones((1, KV_HEADS, 1, DIM)), mx.ones((1, KV_HEADS, 1, DIM)))
-    before = view.store.blocks[step.cohorts[0].key].planes
+    before = block.planes
     mx.eval(before)
     where = [np.frombuffer(memoryview(plane)).ctypes.data for plane in before]
     out = view.attend(mx.ones((1, HEADS, 1, DIM)), scale=SCALE, mask=view.make_mask(1))
-    after = view.store.blocks[step.cohorts[0].key].planes
+    after = block.planes
     graph = io.StringIO()
     mx.export_to_dot(graph, after[0], after[1], out)
     assert "Depends" in graph.getvalue()
